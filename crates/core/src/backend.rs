@@ -1,0 +1,291 @@
+//! What a backend implements: walls, processes, files. The traits hold primitives only; what can be
+//! built from them is on the `…Ext` traits, written once for everybody.
+//!
+//! Behaviour is given per method with the clauses that bind it; the conformance kit checks it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes as Data;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Admitted, BackendName, Bytes, Capabilities, Command, EffectiveLimits, Error, ErrorCode,
+    Feature, LimitKind, Result, SandboxId, SandboxPath, Signal, SnapshotId, Span, StartFailure,
+    TerminalSize,
+};
+
+/// A way of building walls.
+#[async_trait]
+pub trait Backend: Send + Sync {
+    /// Its name, always the same.
+    fn name(&self) -> BackendName;
+
+    /// Measures what this host lets it enforce: builds a throw-away sandbox and looks.
+    ///
+    /// - Never fails: a backend that cannot work here says so, with the remedy.
+    /// - Leaves nothing behind, and ends in bounded time.
+    async fn probe(&self) -> Capabilities;
+
+    /// Builds the walls.
+    ///
+    /// - Enforces everything in `admitted` or fails, naming the wall (C-02).
+    /// - If it fails or its future is dropped, nothing is left (C-32).
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>>;
+
+    /// The sandboxes of this user that exist on this host, whoever made them.
+    async fn list(&self) -> Result<Vec<SandboxId>>;
+
+    /// Removes every trace of a sandbox.
+    ///
+    /// - Needs no handle, works for what a dead engine left, succeeds when nothing is there.
+    /// - Returns only after it has checked that nothing is left (C-30).
+    async fn destroy(&self, id: &SandboxId) -> Result<()>;
+}
+
+/// One live set of walls.
+#[async_trait]
+pub trait Sandbox: Send + Sync {
+    /// Its id.
+    fn id(&self) -> &SandboxId;
+
+    /// Starts a command. The engine has already merged environment, directory and user.
+    ///
+    /// - A program that cannot be started is an [`ExitStatus::StartFailed`] event, not an error (C-10).
+    /// - Processor time, memory and the like are enforced here; wall time and output by the engine.
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process>;
+
+    /// Its files. Requires `file-transfer`.
+    fn files(&self) -> Result<&dyn Files> {
+        Err(Error::unsupported("files", Feature::FileTransfer))
+    }
+
+    /// Captures its state. Requires `files-snapshot` or `full-snapshot`.
+    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
+        Err(Error::unsupported("snapshot", kind.feature()))
+    }
+
+    /// Brings a captured state back, in place. Requires what `snapshot` requires.
+    async fn restore(&self, _snapshot: &SnapshotId) -> Result<()> {
+        Err(Error::unsupported("restore", Feature::FilesSnapshot))
+    }
+
+    /// Stops every process where it is. Requires `pause`. Idempotent.
+    async fn pause(&self) -> Result<()> {
+        Err(Error::unsupported("pause", Feature::Pause))
+    }
+
+    /// Continues after `pause`. Requires `pause`. Idempotent.
+    async fn resume(&self) -> Result<()> {
+        Err(Error::unsupported("resume", Feature::Pause))
+    }
+}
+
+/// What a snapshot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SnapshotKind {
+    /// The writable files.
+    Files,
+    /// Memory too.
+    Full,
+}
+
+impl SnapshotKind {
+    /// The feature a backend needs to take one.
+    pub const fn feature(self) -> Feature {
+        match self {
+            Self::Files => Feature::FilesSnapshot,
+            Self::Full => Feature::FullSnapshot,
+        }
+    }
+}
+
+/// One command that was started: its events for one reader, its control for anybody.
+pub struct Process {
+    /// What it does, in order.
+    pub events: Box<dyn ProcessEvents>,
+    /// How to influence it.
+    pub control: Arc<dyn ProcessControl>,
+}
+
+/// What a process does, in order.
+#[async_trait]
+pub trait ProcessEvents: Send {
+    /// The next event. [`ProcessEvent::Exit`] comes exactly once, after all output; then nothing.
+    ///
+    /// - Safe to drop half-way: no event is lost.
+    /// - Not being read slows the program down, as a full pipe does, and costs bounded memory.
+    async fn next(&mut self) -> Option<ProcessEvent>;
+}
+
+/// How to influence a running process. Every method succeeds without effect after the end.
+#[async_trait]
+pub trait ProcessControl: Send + Sync {
+    /// Ends every process of this execution, descendants that hide included (C-11). Idempotent.
+    async fn kill(&self) -> Result<()>;
+
+    /// Sends a signal to the program and its descendants. Requires `signals`.
+    async fn signal(&self, _signal: Signal) -> Result<()> {
+        Err(Error::unsupported("signal", Feature::Signals))
+    }
+
+    /// Feeds it input, waiting while it does not read. Requires `stdin`.
+    async fn write_stdin(&self, _data: Data) -> Result<()> {
+        Err(Error::unsupported("write to stdin", Feature::Stdin))
+    }
+
+    /// Ends its input. Requires `stdin`. Idempotent.
+    async fn close_stdin(&self) -> Result<()> {
+        Err(Error::unsupported("close stdin", Feature::Stdin))
+    }
+
+    /// Changes its terminal's size. Requires `terminal`.
+    async fn resize(&self, _size: TerminalSize) -> Result<()> {
+        Err(Error::unsupported("resize", Feature::Terminal))
+    }
+}
+
+/// Which output stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StreamId {
+    /// Standard output; a terminal's only stream.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// One thing a process did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProcessEvent {
+    /// It wrote.
+    Output(StreamId, Data),
+    /// It ended. Nothing follows.
+    Exit(Exit),
+}
+
+/// How a process ended, as the mechanism tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// What ended it.
+    pub status: ExitStatus,
+    /// Processor time, if the backend can tell.
+    pub cpu_time: Option<Span>,
+    /// Highest memory, if the backend can tell.
+    pub peak_memory: Option<Bytes>,
+}
+
+/// What ended a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// It exited with this code.
+    Exited(i32),
+    /// A signal ended it.
+    Signalled(Signal),
+    /// It never ran.
+    StartFailed(StartFailure),
+    /// It was ended for going beyond this limit.
+    LimitExceeded(LimitKind),
+    /// The walls went away underneath it.
+    Lost(String),
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Self {
+        Self { status, cpu_time: None, peak_memory: None }
+    }
+}
+
+/// A sandbox's files. Paths resolve beneath its root by the kernel (C-21); absolute ones name the
+/// sandbox's own tree, relative ones start at the workspace root (C-22).
+#[async_trait]
+pub trait Files: Send + Sync {
+    /// What is at this path; a symbolic link is itself, not what it points to.
+    async fn stat(&self, path: &SandboxPath) -> Result<Entry>;
+
+    /// What is in this directory, in no particular order. More than a hundred thousand entries are
+    /// `too-large`.
+    async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>>;
+
+    /// At most `most` bytes from `offset`; fewer only at the end of the file. Regular files only.
+    async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data>;
+
+    /// Writes a regular file: from the start, replacing what was there, or at its end.
+    async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()>;
+
+    /// Makes a directory and those above it. Succeeds when it is there.
+    async fn make_dir(&self, path: &SandboxPath) -> Result<()>;
+
+    /// Moves within the sandbox, replacing a file that is in the way.
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()>;
+
+    /// Removes a file, a link, or a directory with everything in it. Succeeds when nothing is there.
+    async fn remove(&self, path: &SandboxPath) -> Result<()>;
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Entry {
+    /// The last part of its path.
+    pub name: String,
+    /// What kind of thing it is.
+    pub kind: EntryKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its permission bits.
+    pub mode: u32,
+}
+
+/// What kind of thing a path names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A device, fifo or socket.
+    Other,
+}
+
+/// The piece in which large files travel.
+const PIECE: u32 = 1 << 20;
+
+/// Conveniences over [`Files`].
+#[async_trait]
+pub trait FilesExt: Files {
+    /// A whole file, or `too-large` if it has more than `most` bytes.
+    async fn read_all(&self, path: &SandboxPath, most: u64) -> Result<Vec<u8>> {
+        let mut whole = Vec::new();
+        loop {
+            let piece = self.read(path, whole.len() as u64, PIECE).await?;
+            whole.extend_from_slice(&piece);
+            if whole.len() as u64 > most {
+                let message = format!("`{path}` has more than {most} bytes");
+                return Err(Error::new(ErrorCode::TooLarge, "read", message));
+            }
+            if piece.len() < PIECE as usize {
+                return Ok(whole);
+            }
+        }
+    }
+
+    /// A whole file of any size, piece by piece.
+    async fn write_all(&self, path: &SandboxPath, mut data: Data) -> Result<()> {
+        let mut append = false;
+        loop {
+            let piece = data.split_to(data.len().min(PIECE as usize));
+            self.write(path, piece, append).await?;
+            append = true;
+            if data.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl<F: Files + ?Sized> FilesExt for F {}

@@ -1,0 +1,115 @@
+//! What a backend was measured to have on this host. Absent means no: a feature that was not measured
+//! is missing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BackendName, Boundary, Feature};
+
+/// How far a backend has one feature on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "support", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Support {
+    /// It holds.
+    Full {
+        /// The mechanism.
+        by: String,
+    },
+    /// It holds as far as the mechanism goes: enough for a default nobody asked for, never for a
+    /// feature that was.
+    Partial {
+        /// The mechanism.
+        by: String,
+        /// What gets past it.
+        gap: String,
+        /// What the operator can do to have it in full.
+        remedy: String,
+    },
+    /// It is not there.
+    Missing {
+        /// Why not.
+        reason: String,
+        /// What the operator can do to have it.
+        remedy: String,
+    },
+}
+
+/// The features one backend was measured to have on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Capabilities {
+    /// Whose they are.
+    pub backend: BackendName,
+    /// What stands between the guest and the host's kernel.
+    pub boundary: Boundary,
+    /// Why nothing can be created at all, with the remedy; absent if it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<(String, String)>,
+    features: BTreeMap<Feature, Support>,
+}
+
+impl Support {
+    /// In full, by this mechanism.
+    pub fn full(by: impl Into<String>) -> Self {
+        Self::Full { by: by.into() }
+    }
+
+    /// As far as this mechanism goes.
+    pub fn partial(
+        by: impl Into<String>,
+        gap: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::Partial { by: by.into(), gap: gap.into(), remedy: remedy.into() }
+    }
+
+    /// Not there.
+    pub fn missing(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Missing { reason: reason.into(), remedy: remedy.into() }
+    }
+}
+
+impl Capabilities {
+    /// A backend that has nothing yet.
+    pub fn none(backend: BackendName, boundary: Boundary) -> Self {
+        Self { backend, boundary, unavailable: None, features: BTreeMap::new() }
+    }
+
+    /// A backend that cannot build anything on this host.
+    pub fn unavailable(
+        backend: BackendName,
+        boundary: Boundary,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let unavailable = Some((reason.into(), remedy.into()));
+        Self { unavailable, ..Self::none(backend, boundary) }
+    }
+
+    /// Adds or replaces what was measured for one feature.
+    #[must_use]
+    pub fn with(mut self, feature: Feature, support: Support) -> Self {
+        self.features.insert(feature, support);
+        self
+    }
+
+    /// How far the feature is there.
+    pub fn support(&self, feature: Feature) -> Support {
+        let unmeasured = || {
+            let remedy = format!("choose another backend, or give it up with --without {feature}");
+            Support::missing(format!("{} does not offer it", self.backend), remedy)
+        };
+        self.features.get(&feature).cloned().unwrap_or_else(unmeasured)
+    }
+
+    /// Whether the feature is there in full.
+    pub fn has(&self, feature: Feature) -> bool {
+        matches!(self.features.get(&feature), Some(Support::Full { .. }))
+    }
+
+    /// Every feature with how far it is there.
+    pub fn iter(&self) -> impl Iterator<Item = (Feature, Support)> {
+        Feature::ALL.iter().map(|feature| (*feature, self.support(*feature)))
+    }
+}

@@ -1,0 +1,38 @@
+//! The contract every front end, the engine and every backend agree on.
+//!
+//! Types and pure functions only. This crate never makes an operating-system call, never reads the
+//! clock and never looks at its surroundings: what it decides depends on its arguments alone.
+//! Clause numbers (`C-01` …) refer to `docs/contract.md`.
+
+mod admission;
+mod backend;
+mod boundary;
+mod capabilities;
+mod command;
+mod error;
+mod feature;
+mod limits;
+mod name;
+mod network;
+mod outcome;
+mod path;
+mod spec;
+mod units;
+
+pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
+pub use backend::{
+    Backend, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Process, ProcessControl,
+    ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId,
+};
+pub use boundary::Boundary;
+pub use capabilities::{Capabilities, Support};
+pub use command::{Command, Run, Signal, Stdin, TerminalSize};
+pub use error::{Error, ErrorCode, Result};
+pub use feature::Feature;
+pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
+pub use name::{BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName};
+pub use network::{EgressRule, Network};
+pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
+pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
+pub use spec::{BackendChoice, Image, Mount, RootMode, SandboxSpec, User, Workspace};
+pub use units::{Bytes, Millicores, Span, UnitError};

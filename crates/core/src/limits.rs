@@ -1,0 +1,233 @@
+//! Limits: what a caller may ask for, what holds by default, and how each was enforced.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Feature, Millicores, Span};
+
+/// The limits a caller asks for. What is left out gets the default (C-03).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Limits {
+    /// Share of processor time. No default: a sandbox may use every core unless told otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_rate: Option<Millicores>,
+    /// Processor time of one execution, descendants included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<Span>,
+    /// Duration of one execution.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wall_time: Option<Span>,
+    /// Memory of the whole sandbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// What the sandbox writes to disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Bytes>,
+    /// Processes and threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
+    /// Open files of each process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u32>,
+    /// Output of one execution, both streams together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<Bytes>,
+}
+
+/// Which limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimitKind {
+    /// Share of processor time.
+    CpuRate,
+    /// Processor time.
+    CpuTime,
+    /// Duration.
+    WallTime,
+    /// Memory.
+    Memory,
+    /// Disk.
+    Disk,
+    /// Processes and threads.
+    Processes,
+    /// Open files.
+    OpenFiles,
+    /// Output.
+    Output,
+}
+
+impl LimitKind {
+    /// Every kind of limit.
+    pub const ALL: [Self; 8] = [
+        Self::CpuRate,
+        Self::CpuTime,
+        Self::WallTime,
+        Self::Memory,
+        Self::Disk,
+        Self::Processes,
+        Self::OpenFiles,
+        Self::Output,
+    ];
+
+    /// The feature a backend needs to enforce this limit.
+    pub const fn feature(self) -> Feature {
+        match self {
+            Self::CpuRate => Feature::CpuRateLimit,
+            Self::CpuTime => Feature::CpuTimeLimit,
+            Self::WallTime => Feature::WallTimeLimit,
+            Self::Memory => Feature::MemoryLimit,
+            Self::Disk => Feature::DiskLimit,
+            Self::Processes => Feature::ProcessLimit,
+            Self::OpenFiles => Feature::OpenFilesLimit,
+            Self::Output => Feature::OutputLimit,
+        }
+    }
+
+    /// The name used in JSON and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CpuRate => "cpu-rate",
+            Self::CpuTime => "cpu-time",
+            Self::WallTime => "wall-time",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Processes => "processes",
+            Self::OpenFiles => "open-files",
+            Self::Output => "output",
+        }
+    }
+}
+
+impl fmt::Display for LimitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Limits {
+    /// Whether the caller named this limit.
+    pub fn asks_for(&self, kind: LimitKind) -> bool {
+        self.text(kind).is_some()
+    }
+
+    /// The value asked for, in human units.
+    pub fn text(&self, kind: LimitKind) -> Option<String> {
+        match kind {
+            LimitKind::CpuRate => self.cpu_rate.map(|value| value.to_string()),
+            LimitKind::CpuTime => self.cpu_time.map(|value| value.to_string()),
+            LimitKind::WallTime => self.wall_time.map(|value| value.to_string()),
+            LimitKind::Memory => self.memory.map(|value| value.to_string()),
+            LimitKind::Disk => self.disk.map(|value| value.to_string()),
+            LimitKind::Processes => self.processes.map(|value| value.to_string()),
+            LimitKind::OpenFiles => self.open_files.map(|value| value.to_string()),
+            LimitKind::Output => self.output.map(|value| value.to_string()),
+        }
+    }
+
+    /// Limits of zero: they would stop everything and are always a mistake.
+    pub fn zeroes(&self) -> impl Iterator<Item = LimitKind> {
+        let zero = |kind: &LimitKind| match kind {
+            LimitKind::CpuRate => self.cpu_rate == Some(Millicores(0)),
+            LimitKind::CpuTime => self.cpu_time == Some(Span::millis(0)),
+            LimitKind::WallTime => self.wall_time == Some(Span::millis(0)),
+            LimitKind::Memory => self.memory == Some(Bytes(0)),
+            LimitKind::Processes => self.processes == Some(0),
+            LimitKind::OpenFiles => self.open_files == Some(0),
+            // No disk and no output at all are sensible wishes.
+            LimitKind::Disk | LimitKind::Output => false,
+        };
+        LimitKind::ALL.into_iter().filter(zero)
+    }
+
+    /// The limits of C-03.
+    pub const fn defaults() -> Self {
+        Self {
+            cpu_rate: None,
+            cpu_time: Some(Span::secs(30)),
+            wall_time: Some(Span::secs(60)),
+            memory: Some(Bytes::mib(512)),
+            disk: Some(Bytes::mib(1024)),
+            processes: Some(128),
+            open_files: Some(1024),
+            output: Some(Bytes::mib(16)),
+        }
+    }
+
+    /// These limits, with the ones left out taken from `fallback`.
+    pub fn or(self, fallback: Self) -> Self {
+        Self {
+            cpu_rate: self.cpu_rate.or(fallback.cpu_rate),
+            cpu_time: self.cpu_time.or(fallback.cpu_time),
+            wall_time: self.wall_time.or(fallback.wall_time),
+            memory: self.memory.or(fallback.memory),
+            disk: self.disk.or(fallback.disk),
+            processes: self.processes.or(fallback.processes),
+            open_files: self.open_files.or(fallback.open_files),
+            output: self.output.or(fallback.output),
+        }
+    }
+
+    /// These limits without one of them.
+    pub fn lift(&mut self, kind: LimitKind) {
+        match kind {
+            LimitKind::CpuRate => self.cpu_rate = None,
+            LimitKind::CpuTime => self.cpu_time = None,
+            LimitKind::WallTime => self.wall_time = None,
+            LimitKind::Memory => self.memory = None,
+            LimitKind::Disk => self.disk = None,
+            LimitKind::Processes => self.processes = None,
+            LimitKind::OpenFiles => self.open_files = None,
+            LimitKind::Output => self.output = None,
+        }
+    }
+}
+
+/// The limits that hold for an admitted sandbox. Absent means that the caller gave the limit up.
+pub type EffectiveLimits = Limits;
+
+/// How one limit was enforced: the part of the report that C-02 asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "enforced", rename_all = "kebab-case", rename_all_fields = "camelCase")]
+#[serde(deny_unknown_fields)]
+pub enum Enforcement {
+    /// It holds.
+    Fully {
+        /// Which limit.
+        limit: LimitKind,
+        /// Its value, in human units.
+        value: String,
+        /// The mechanism.
+        by: String,
+    },
+    /// It holds as far as the mechanism goes.
+    Partly {
+        /// Which limit.
+        limit: LimitKind,
+        /// Its value, in human units.
+        value: String,
+        /// The mechanism.
+        by: String,
+        /// What gets past it.
+        gap: String,
+    },
+    /// Nothing enforces it here: a default nobody asked for, or one that was given up.
+    NotAtAll {
+        /// Which limit.
+        limit: LimitKind,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl Enforcement {
+    /// Which limit this is about.
+    pub const fn limit(&self) -> LimitKind {
+        match self {
+            Self::Fully { limit, .. }
+            | Self::Partly { limit, .. }
+            | Self::NotAtAll { limit, .. } => *limit,
+        }
+    }
+}

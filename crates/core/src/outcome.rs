@@ -1,0 +1,274 @@
+//! How an execution ended. Every outcome comes from a mechanism (wait status, counter, timer), never
+//! from text (C-16).
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Enforcement, LimitKind, Signal, Span};
+
+/// How an execution ended, with everything a caller or a record wants to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Wire", into = "Wire")]
+pub struct Outcome {
+    /// What ended it.
+    pub ending: Ending,
+    /// Standard output.
+    pub stdout: StreamReport,
+    /// Standard error.
+    pub stderr: StreamReport,
+    /// What it used.
+    pub usage: Usage,
+    /// How each limit was enforced.
+    pub limits: Vec<Enforcement>,
+}
+
+/// What ended an execution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// It exited with this code.
+    Exited(i32),
+    /// A signal ended it.
+    Signalled(Signal),
+    /// It never ran (C-10).
+    StartFailed(StartFailure),
+    /// It went beyond this limit and was ended for it.
+    LimitExceeded(LimitKind),
+    /// Its wall time ran out (C-11).
+    TimedOut,
+    /// The caller ended it.
+    Cancelled,
+    /// The walls went away underneath it; nobody can say how it would have ended.
+    Lost(String),
+}
+
+/// Why a program never started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "detail", rename_all = "kebab-case")]
+pub enum StartFailure {
+    /// There is no such program.
+    NotFound(String),
+    /// There is, but it cannot be executed.
+    NotExecutable(String),
+    /// The working directory is not there or not a directory.
+    BadDirectory(String),
+    /// The sandbox's own limits left no room for it.
+    NoResources(String),
+}
+
+/// What became of one output stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StreamReport {
+    /// Bytes passed on.
+    pub bytes: u64,
+    /// Bytes dropped because the cap was reached (C-12).
+    pub dropped: u64,
+}
+
+/// What an execution used. Absent: the backend cannot tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Usage {
+    /// From the start to the end.
+    pub wall_ms: u64,
+    /// Processor time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// Highest memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
+}
+
+impl Usage {
+    /// What was measured.
+    pub fn new(wall: Span, cpu: Option<Span>, peak_memory: Option<Bytes>) -> Self {
+        let cpu_ms = cpu.map(Span::as_millis);
+        Self {
+            wall_ms: wall.as_millis(),
+            cpu_ms,
+            peak_memory_bytes: peak_memory.map(|peak| peak.0),
+        }
+    }
+}
+
+impl StreamReport {
+    /// Whether anything was dropped.
+    pub const fn truncated(&self) -> bool {
+        self.dropped > 0
+    }
+}
+
+impl StartFailure {
+    /// The sentence that says what was wrong.
+    pub fn detail(&self) -> &str {
+        match self {
+            Self::NotFound(detail)
+            | Self::NotExecutable(detail)
+            | Self::BadDirectory(detail)
+            | Self::NoResources(detail) => detail,
+        }
+    }
+}
+
+impl Outcome {
+    /// Whether the program ran to its end and said that all is well.
+    pub fn success(&self) -> bool {
+        self.ending == Ending::Exited(0)
+    }
+
+    /// Whether output of either stream was dropped.
+    pub fn truncated(&self) -> bool {
+        self.stdout.truncated() || self.stderr.truncated()
+    }
+
+    /// The exit code a command line should end with: the program's own; 124 when time ran out, 125 for
+    /// what is not the program's doing, 126 and 127 when it never ran, 128 + n for signals.
+    pub fn exit_code(&self) -> i32 {
+        match &self.ending {
+            Ending::Exited(code) => *code,
+            Ending::Signalled(signal) => 128 + signal.0,
+            Ending::StartFailed(StartFailure::NotFound(_)) => 127,
+            Ending::StartFailed(StartFailure::NotExecutable(_) | StartFailure::BadDirectory(_)) => {
+                126
+            }
+            Ending::StartFailed(StartFailure::NoResources(_)) | Ending::Lost(_) => 125,
+            Ending::LimitExceeded(_) | Ending::Cancelled => 128 + Signal::KILL.0,
+            Ending::TimedOut => 124,
+        }
+    }
+}
+
+/// The JSON form: what callers ask about stands side by side.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Wire {
+    ending: Kind,
+    /// The program's own, or −1 where it has none.
+    exit_code: i32,
+    signal: Option<String>,
+    timed_out: bool,
+    truncated: bool,
+    limit_exceeded: Option<LimitKind>,
+    start_failure: Option<StartFailure>,
+    lost: Option<String>,
+    stdout: StreamReport,
+    stderr: StreamReport,
+    usage: Usage,
+    limits: Vec<Enforcement>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    Exited,
+    Signalled,
+    StartFailed,
+    LimitExceeded,
+    TimedOut,
+    Cancelled,
+    Lost,
+}
+
+impl From<Outcome> for Wire {
+    fn from(outcome: Outcome) -> Self {
+        let truncated = outcome.truncated();
+        let blank = Self {
+            ending: Kind::Cancelled,
+            exit_code: -1,
+            signal: None,
+            timed_out: false,
+            truncated,
+            limit_exceeded: None,
+            start_failure: None,
+            lost: None,
+            stdout: outcome.stdout,
+            stderr: outcome.stderr,
+            usage: outcome.usage,
+            limits: outcome.limits,
+        };
+        match outcome.ending {
+            Ending::Exited(exit_code) => Self { ending: Kind::Exited, exit_code, ..blank },
+            Ending::Signalled(signal) => {
+                Self { ending: Kind::Signalled, signal: Some(signal.name()), ..blank }
+            }
+            Ending::StartFailed(failure) => {
+                Self { ending: Kind::StartFailed, start_failure: Some(failure), ..blank }
+            }
+            Ending::LimitExceeded(limit) => {
+                Self { ending: Kind::LimitExceeded, limit_exceeded: Some(limit), ..blank }
+            }
+            Ending::TimedOut => Self { ending: Kind::TimedOut, timed_out: true, ..blank },
+            Ending::Cancelled => blank,
+            Ending::Lost(reason) => Self { ending: Kind::Lost, lost: Some(reason), ..blank },
+        }
+    }
+}
+
+impl TryFrom<Wire> for Outcome {
+    type Error = String;
+
+    fn try_from(wire: Wire) -> Result<Self, String> {
+        let ending = match wire.ending {
+            Kind::Exited => Some(Ending::Exited(wire.exit_code)),
+            Kind::Signalled => {
+                wire.signal.as_deref().and_then(Signal::from_name).map(Ending::Signalled)
+            }
+            Kind::StartFailed => wire.start_failure.map(Ending::StartFailed),
+            Kind::LimitExceeded => wire.limit_exceeded.map(Ending::LimitExceeded),
+            Kind::TimedOut => Some(Ending::TimedOut),
+            Kind::Cancelled => Some(Ending::Cancelled),
+            Kind::Lost => wire.lost.map(Ending::Lost),
+        };
+        Ok(Self {
+            ending: ending.ok_or("`ending` names a detail that is not there")?,
+            stdout: wire.stdout,
+            stderr: wire.stderr,
+            usage: wire.usage,
+            limits: wire.limits,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(ending: Ending) -> Outcome {
+        Outcome {
+            ending,
+            stdout: StreamReport { bytes: 5, dropped: 2 },
+            stderr: StreamReport::default(),
+            usage: Usage::default(),
+            limits: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_json_form_has_the_four_answers_side_by_side() {
+        let json = serde_json::to_value(ended(Ending::TimedOut)).unwrap();
+        assert_eq!(json["exitCode"], -1);
+        assert_eq!(json["timedOut"], true);
+        assert_eq!(json["truncated"], true);
+        assert!(json["signal"].is_null());
+        let json = serde_json::to_value(ended(Ending::Signalled(Signal(11)))).unwrap();
+        assert_eq!(json["signal"], "SIGSEGV");
+    }
+
+    #[test]
+    fn every_ending_has_its_own_exit_code_for_the_command_line() {
+        let failed = |failure: fn(String) -> StartFailure| Ending::StartFailed(failure("x".into()));
+        for (ending, code) in [
+            (Ending::Exited(7), 7),
+            (Ending::Signalled(Signal(15)), 143),
+            (failed(StartFailure::NotFound), 127),
+            (failed(StartFailure::NotExecutable), 126),
+            (failed(StartFailure::BadDirectory), 126),
+            (failed(StartFailure::NoResources), 125),
+            (Ending::LimitExceeded(LimitKind::Memory), 137),
+            (Ending::TimedOut, 124),
+            (Ending::Cancelled, 137),
+            (Ending::Lost("gone".into()), 125),
+        ] {
+            assert_eq!(ended(ending.clone()).exit_code(), code, "{ending:?}");
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What a caller asks for. Plain data that arrives as JSON from every front end; unknown fields are
+//! refused by name (C-04), and each value parses into a type that cannot hold nonsense.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BackendName, Boundary, EnvName, Feature, HostPath, Limits, Network, SandboxPath, TenantName,
+};
+
+/// What a caller asks for. The default is C-03: no network, a clean environment, an empty workspace,
+/// everything else read-only or absent, all limits finite.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SandboxSpec {
+    /// Which backend builds the walls.
+    pub backend: BackendChoice,
+    /// Boundaries the caller accepts. Empty: any that makes a security claim.
+    pub boundaries: BTreeSet<Boundary>,
+    /// What the root is made of.
+    pub image: Image,
+    /// Whether the root may be written to.
+    pub root: RootMode,
+    /// The directory tree the work is about.
+    pub workspace: Workspace,
+    /// Whether the workspace is read-only (C-20).
+    pub read_only: bool,
+    /// Further host directories.
+    pub mounts: Vec<Mount>,
+    /// The environment of every command. Nothing is inherited.
+    pub env: BTreeMap<EnvName, String>,
+    /// Whom commands run as. Absent: an unprivileged user of the backend's choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<User>,
+    /// Where commands start. Absent: the workspace root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<SandboxPath>,
+    /// What may be reached.
+    pub network: Network,
+    /// Limits; what is left out gets the default.
+    pub limits: Limits,
+    /// Whom it is run for.
+    pub tenant: TenantName,
+    /// Free-form labels, kept in records and listings. Never a place for secrets.
+    pub labels: BTreeMap<String, String>,
+    /// Features the caller gives up by name (C-02): they are no longer required, and a limit among
+    /// them that has no value is not set. Walls a backend has are never taken down for it.
+    pub without: BTreeSet<Feature>,
+}
+
+/// Automatic choice, or one backend by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum BackendChoice {
+    /// The strongest boundary that can honour the spec.
+    #[default]
+    Auto,
+    /// This one or none.
+    Named(BackendName),
+}
+
+/// What the sandbox's root is made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Image {
+    /// The host's system directories, read-only.
+    #[default]
+    Host,
+    /// A directory on the host.
+    Directory(HostPath),
+    /// An OCI image layout or archive on the host.
+    Oci(HostPath),
+    /// A WebAssembly module on the host.
+    Wasm(HostPath),
+}
+
+/// Whether the root may be written to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RootMode {
+    /// It may not.
+    #[default]
+    ReadOnly,
+    /// It may; the changes are gone with the sandbox.
+    CopyOnWrite,
+}
+
+/// The directory tree the work is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workspace {
+    /// An empty one that is gone with the sandbox.
+    #[default]
+    Ephemeral,
+    /// A host directory, changed in place.
+    Local(HostPath),
+}
+
+/// One further host directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mount {
+    /// The directory or file on the host.
+    pub source: HostPath,
+    /// Where it appears; absolute.
+    pub target: SandboxPath,
+    /// Whether it is read-only. It is unless told otherwise.
+    #[serde(default = "yes")]
+    pub read_only: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A numeric user and group. Names belong to images, and images differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+impl SandboxSpec {
+    /// The features this spec cannot do without, each with the field that asks for it. Limits are
+    /// not among them: admission treats those one by one.
+    pub fn needs(&self) -> Vec<(Feature, &'static str)> {
+        let mut needs = vec![
+            (Feature::FilesystemIsolation, "(always)"),
+            (Feature::ProcessIsolation, "(always)"),
+            (Feature::NetworkIsolation, "(always)"),
+            (Feature::CompleteKill, "(always)"),
+            (self.image.feature(), "image"),
+            (self.workspace.feature(), "workspace"),
+        ];
+        let mut when = |asked: bool, feature, field| {
+            if asked {
+                needs.push((feature, field));
+            }
+        };
+        when(self.root == RootMode::CopyOnWrite, Feature::CopyOnWriteRoot, "root");
+        when(self.read_only, Feature::ReadOnlyWorkspace, "readOnly");
+        when(!self.mounts.is_empty(), Feature::ExtraMounts, "mounts");
+        when(self.user.is_some(), Feature::ChosenUser, "user");
+        when(self.network == Network::Loopback, Feature::LoopbackNetwork, "network");
+        when(matches!(self.network, Network::Egress(_)), Feature::EgressAllowlist, "network");
+        needs
+    }
+}
+
+impl Image {
+    /// The feature a backend needs for this kind of image.
+    pub const fn feature(&self) -> Feature {
+        match self {
+            Self::Host => Feature::HostImage,
+            Self::Directory(_) => Feature::DirectoryImage,
+            Self::Oci(_) => Feature::OciImage,
+            Self::Wasm(_) => Feature::WasmImage,
+        }
+    }
+}
+
+impl Workspace {
+    /// The feature a backend needs for this kind of workspace.
+    pub const fn feature(&self) -> Feature {
+        match self {
+            Self::Ephemeral => Feature::EphemeralWorkspace,
+            Self::Local(_) => Feature::LocalWorkspace,
+        }
+    }
+}
+
+impl FromStr for BackendChoice {
+    type Err = crate::NameError;
+
+    fn from_str(given: &str) -> Result<Self, Self::Err> {
+        match given {
+            "auto" => Ok(Self::Auto),
+            name => name.parse().map(Self::Named),
+        }
+    }
+}
+
+impl TryFrom<String> for BackendChoice {
+    type Error = crate::NameError;
+
+    fn try_from(given: String) -> Result<Self, Self::Error> {
+        given.parse()
+    }
+}
+
+impl From<BackendChoice> for String {
+    fn from(choice: BackendChoice) -> String {
+        choice.to_string()
+    }
+}
+
+impl fmt::Display for BackendChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Named(name) => name.fmt(f),
+        }
+    }
+}
+
+impl FromStr for User {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let parse = || {
+            let (uid, gid) = given.split_once(':').unwrap_or((given, given));
+            // The highest value means "no change" to the kernel.
+            let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
+            Some(Self { uid: id(uid)?, gid: id(gid)? })
+        };
+        parse().ok_or_else(|| {
+            format!("`{}` is not a user: give `uid` or `uid:gid` in numbers", given.escape_debug())
+        })
+    }
+}
+
+impl TryFrom<String> for User {
+    type Error = String;
+
+    fn try_from(given: String) -> Result<Self, String> {
+        given.parse()
+    }
+}
+
+impl From<User> for String {
+    fn from(user: User) -> String {
+        user.to_string()
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.uid, self.gid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_field_is_refused_by_name() {
+        let error = serde_json::from_str::<SandboxSpec>(r#"{"netwrok": "none"}"#).unwrap_err();
+        assert!(error.to_string().contains("netwrok"), "{error}");
+        let error =
+            serde_json::from_str::<SandboxSpec>(r#"{"limits": {"ram": "1g"}}"#).unwrap_err();
+        assert!(error.to_string().contains("ram"), "{error}");
+    }
+
+    #[test]
+    fn values_that_do_not_parse_are_refused_with_what_was_given() {
+        for (json, names) in [
+            (r#"{"limits": {"memory": "lots"}}"#, "lots"),
+            (r#"{"workdir": "../x"}"#, "../x"),
+            (r#"{"workspace": {"local": "relative"}}"#, "relative"),
+            (r#"{"network": {"egress": ["a b"]}}"#, "a b"),
+            (r#"{"tenant": "../x"}"#, "../x"),
+            (r#"{"env": {"A=B": ""}}"#, "A=B"),
+            (r#"{"user": "root"}"#, "root"),
+            (r#"{"without": ["walls"]}"#, "walls"),
+        ] {
+            let error = serde_json::from_str::<SandboxSpec>(json).unwrap_err();
+            assert!(error.to_string().contains(names), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_default_has_no_network_and_an_empty_environment() {
+        let spec: SandboxSpec = serde_json::from_str("{}").unwrap();
+        assert_eq!(spec, SandboxSpec::default());
+        assert_eq!(spec.network, Network::None);
+        assert!(spec.env.is_empty());
+    }
+
+    #[test]
+    fn a_mount_is_read_only_unless_told_otherwise() {
+        let mount: Mount = serde_json::from_str(r#"{"source": "/a", "target": "/b"}"#).unwrap();
+        assert!(mount.read_only);
+    }
+}

@@ -1,0 +1,263 @@
+//! Properties of admission and of the JSON forms, over generated specs and capabilities.
+
+#![allow(clippy::unwrap_used, reason = "generators make values that always parse")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::collection::{btree_map, btree_set, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use stockade_core::*;
+
+fn feature() -> impl Strategy<Value = Feature> {
+    select(Feature::ALL)
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let span = || option::of(any::<u32>().prop_map(|ms| Span::millis(ms.into())));
+    let bytes = || option::of(any::<u64>().prop_map(Bytes));
+    let count = || option::of(any::<u32>());
+    let cpu = option::of(any::<u32>().prop_map(Millicores));
+    (cpu, span(), span(), bytes(), bytes(), count(), count(), bytes()).prop_map(
+        |(cpu_rate, cpu_time, wall_time, memory, disk, processes, open_files, output)| Limits {
+            cpu_rate,
+            cpu_time,
+            wall_time,
+            memory,
+            disk,
+            processes,
+            open_files,
+            output,
+        },
+    )
+}
+
+fn host_path() -> impl Strategy<Value = HostPath> {
+    "/[a-z]{1,8}(/[a-zé ]{1,8}){0,2}".prop_map(|text| text.parse().unwrap())
+}
+
+fn network() -> impl Strategy<Value = Network> {
+    let rule = "(\\*\\.)?[a-z]{1,8}\\.[a-z]{2,4}(:[1-9][0-9]{0,3})?";
+    prop_oneof![
+        Just(Network::None),
+        Just(Network::Loopback),
+        vec(rule.prop_map(|text| text.parse().unwrap()), 0..3).prop_map(Network::Egress),
+    ]
+}
+
+fn image() -> impl Strategy<Value = Image> {
+    prop_oneof![
+        Just(Image::Host),
+        host_path().prop_map(Image::Directory),
+        host_path().prop_map(Image::Oci),
+        host_path().prop_map(Image::Wasm),
+    ]
+}
+
+fn mount() -> impl Strategy<Value = Mount> {
+    (host_path(), "/?[a-z]{1,4}", any::<bool>()).prop_map(|(source, target, read_only)| Mount {
+        source,
+        target: target.parse().unwrap(),
+        read_only,
+    })
+}
+
+fn spec() -> impl Strategy<Value = SandboxSpec> {
+    let place = (
+        image(),
+        prop_oneof![Just(Workspace::Ephemeral), host_path().prop_map(Workspace::Local)],
+        any::<bool>(),
+        vec(mount(), 0..3),
+        select(vec![RootMode::ReadOnly, RootMode::CopyOnWrite]),
+        subsequence(Boundary::ALL.to_vec(), 0..3),
+    );
+    let people = (
+        btree_map("[A-Z_]{1,6}".prop_map(|name| name.parse().unwrap()), ".{0,8}", 0..3),
+        option::of((0..u32::MAX, 0..u32::MAX).prop_map(|(uid, gid)| User { uid, gid })),
+        option::of("[a-z]{1,8}".prop_map(|text| text.parse().unwrap())),
+        btree_map(".{0,8}", ".{0,8}", 0..3),
+        btree_set(feature(), 0..6),
+    );
+    (place, people, network(), limits()).prop_map(|(place, people, network, limits)| SandboxSpec {
+        backend: BackendChoice::Auto,
+        boundaries: place.5.into_iter().collect(),
+        image: place.0,
+        root: place.4,
+        workspace: place.1,
+        read_only: place.2,
+        mounts: place.3,
+        env: people.0,
+        user: people.1,
+        workdir: people.2,
+        network,
+        limits,
+        tenant: TenantName::default(),
+        labels: people.3,
+        without: people.4,
+    })
+}
+
+fn support() -> impl Strategy<Value = Support> {
+    prop_oneof![
+        4 => Just(Support::full("a mechanism")),
+        1 => Just(Support::partial("a mechanism", "a gap", "a remedy")),
+        1 => Just(Support::missing("a reason", "a remedy")),
+    ]
+}
+
+fn capabilities() -> impl Strategy<Value = Capabilities> {
+    (btree_map(feature(), support(), 0..40), select(Boundary::ALL.to_vec())).prop_map(
+        |(features, boundary)| {
+            let none = Capabilities::none(BackendName::literal("some"), boundary);
+            features.into_iter().fold(none, |all, (feature, support)| all.with(feature, support))
+        },
+    )
+}
+
+fn refusals(spec: &SandboxSpec, capabilities: &Capabilities) -> Vec<Refusal> {
+    admit(spec, capabilities).err().map(|refusals| refusals.0).unwrap_or_default()
+}
+
+/// The features a spec asks for outright: those of its fields and those of its named limits.
+fn asked(spec: &SandboxSpec) -> BTreeSet<Feature> {
+    let limits = LimitKind::ALL.into_iter().filter(|kind| spec.limits.asks_for(*kind));
+    let fields = spec.needs().into_iter().map(|(feature, _)| feature);
+    fields.chain(limits.map(LimitKind::feature)).collect()
+}
+
+fn ending() -> impl Strategy<Value = Ending> {
+    let failure = (0..4u8, ".{0,8}").prop_map(|(kind, detail)| match kind {
+        0 => StartFailure::NotFound(detail),
+        1 => StartFailure::NotExecutable(detail),
+        2 => StartFailure::BadDirectory(detail),
+        _ => StartFailure::NoResources(detail),
+    });
+    prop_oneof![
+        any::<i32>().prop_map(Ending::Exited),
+        (1..=64i32).prop_map(|number| Ending::Signalled(Signal(number))),
+        failure.prop_map(Ending::StartFailed),
+        select(LimitKind::ALL.to_vec()).prop_map(Ending::LimitExceeded),
+        Just(Ending::TimedOut),
+        Just(Ending::Cancelled),
+        ".{0,8}".prop_map(Ending::Lost),
+    ]
+}
+
+fn enforcement() -> impl Strategy<Value = Enforcement> {
+    let limit = || select(LimitKind::ALL.to_vec());
+    let text = || ".{0,8}";
+    prop_oneof![
+        (limit(), text(), text()).prop_map(|(limit, value, by)| Enforcement::Fully {
+            limit,
+            value,
+            by
+        }),
+        (limit(), text(), text(), text()).prop_map(|(limit, value, by, gap)| Enforcement::Partly {
+            limit,
+            value,
+            by,
+            gap
+        }),
+        (limit(), text()).prop_map(|(limit, reason)| Enforcement::NotAtAll { limit, reason }),
+    ]
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    let stream = || {
+        (any::<u64>(), any::<u64>()).prop_map(|(bytes, dropped)| StreamReport { bytes, dropped })
+    };
+    let usage = (any::<u64>(), option::of(any::<u64>()), option::of(any::<u64>())).prop_map(
+        |(wall_ms, cpu_ms, peak_memory_bytes)| Usage { wall_ms, cpu_ms, peak_memory_bytes },
+    );
+    (ending(), stream(), stream(), usage, vec(enforcement(), 0..4)).prop_map(
+        |(ending, stdout, stderr, usage, limits)| Outcome { ending, stdout, stderr, usage, limits },
+    )
+}
+
+proptest! {
+    #[test]
+    fn admission_never_admits_a_missing_feature(spec in spec(), capabilities in capabilities()) {
+        let lacking = asked(&spec)
+            .into_iter()
+            .find(|feature| !spec.without.contains(feature) && !capabilities.has(*feature));
+        if let Some(feature) = lacking {
+            let named = refusals(&spec, &capabilities).iter().any(|r| r.feature == Some(feature));
+            prop_assert!(named, "{feature} is missing and was not refused");
+        }
+    }
+
+    #[test]
+    fn every_missing_feature_is_named_in_one_answer(spec in spec(), capabilities in capabilities()) {
+        let named: BTreeSet<_> =
+            refusals(&spec, &capabilities).iter().filter_map(|refusal| refusal.feature).collect();
+        let lacking: BTreeSet<_> = asked(&spec)
+            .into_iter()
+            .filter(|feature| !spec.without.contains(feature) && !capabilities.has(*feature))
+            .collect();
+        prop_assert_eq!(named, lacking);
+    }
+
+    #[test]
+    fn adding_a_feature_never_adds_a_refusal(
+        spec in spec(), capabilities in capabilities(), feature in feature()
+    ) {
+        let before = refusals(&spec, &capabilities);
+        let after = refusals(&spec, &capabilities.with(feature, Support::full("more")));
+        prop_assert!(after.iter().all(|refusal| before.contains(refusal)));
+    }
+
+    #[test]
+    fn giving_a_feature_up_never_adds_a_refusal(
+        spec in spec(), capabilities in capabilities(), feature in feature()
+    ) {
+        let before = refusals(&spec, &capabilities);
+        let mut without = spec;
+        without.without.insert(feature);
+        let after = refusals(&without, &capabilities);
+        prop_assert!(after.iter().all(|refusal| before.contains(refusal)));
+    }
+
+    #[test]
+    fn what_is_admitted_reports_every_limit_it_sets(spec in spec(), capabilities in capabilities()) {
+        if let Ok(admitted) = admit(&spec, &capabilities) {
+            let reported: BTreeMap<_, _> =
+                admitted.enforcement().iter().map(|entry| (entry.limit(), entry)).collect();
+            for kind in LimitKind::ALL {
+                let set = admitted.limits().asks_for(kind);
+                let full = matches!(reported.get(&kind), Some(Enforcement::Fully { .. }));
+                prop_assert!(!set || reported.contains_key(&kind));
+                prop_assert_eq!(full, set && capabilities.has(kind.feature()));
+            }
+        }
+    }
+
+    #[test]
+    fn specs_survive_json(spec in spec()) {
+        let json = serde_json::to_string(&spec).unwrap();
+        prop_assert_eq!(serde_json::from_str::<SandboxSpec>(&json).unwrap(), spec);
+    }
+
+    #[test]
+    fn outcomes_survive_json(outcome in outcome()) {
+        let json = serde_json::to_string(&outcome).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
+    }
+
+    #[test]
+    fn capabilities_survive_json(capabilities in capabilities()) {
+        let json = serde_json::to_string(&capabilities).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Capabilities>(&json).unwrap(), capabilities);
+    }
+
+    #[test]
+    fn parsing_a_path_never_lets_one_escape(given in "[./a]{1,12}") {
+        if let Ok(path) = given.parse::<SandboxPath>() {
+            let mut depth = 0i32;
+            for part in path.as_str().split('/') {
+                depth += match part { "" | "." => 0, ".." => -1, _ => 1 };
+                prop_assert!(depth >= 0, "{given}");
+            }
+        }
+    }
+}

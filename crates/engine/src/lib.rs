@@ -1,0 +1,1 @@
+//! The one pipeline: tenants, selection, execution, output, leases, audit journal.

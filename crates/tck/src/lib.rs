@@ -1,0 +1,1 @@
+//! The conformance kit: cases, probe program, control, saboteurs, report.
