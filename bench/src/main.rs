@@ -5,7 +5,10 @@ mod pump;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
-const ALL: [(&str, fn() -> Measured); 1] = [("pump", pump::measure)];
+/// A name and what it measures.
+type Measurement = (&'static str, fn() -> Measured);
+
+const ALL: [Measurement; 1] = [("pump", pump::measure)];
 
 fn main() -> Measured {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
