@@ -77,7 +77,7 @@ pub(crate) fn resolved(path: &Path) -> Result<OwnedFd, Errno> {
     if !path.is_absolute() {
         return Err(Errno::INVAL);
     }
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::ground::{Ground, ROOTS};
@@ -44,6 +45,14 @@ pub(crate) struct Template {
     pub mounts: Vec<PathBuf>,
     /// Those of them that a copy-on-write root puts a layer over.
     pub layers: Vec<PathBuf>,
+}
+
+impl Template {
+    /// The root once more, without anything mounted in it: an overlay's lower directory must not
+    /// have mounts below that its user namespace did not make.
+    pub(crate) fn bare(&self) -> String {
+        format!("{}-bare", self.path)
+    }
 }
 
 /// The prepared roots at hand, the latest used last.
@@ -95,16 +104,24 @@ fn key(ground: &Ground, plan: &LaunchPlan, mounts: &[Source]) -> Result<Key, Fai
 }
 
 fn discard(template: &Template) -> Result<(), Errno> {
-    rustix::mount::unmount(template.path.as_str(), rustix::mount::UnmountFlags::DETACH)?;
-    rustix::fs::rmdir(template.path.as_str())
+    for path in [&template.bare(), &template.path] {
+        rustix::mount::unmount(path.as_str(), UnmountFlags::DETACH)?;
+        rustix::fs::rmdir(path.as_str())?;
+    }
+    Ok(())
+}
+
+fn stand(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
+    rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))?;
+    fs::attach(tree, fs::open_path(path)?)
 }
 
 fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
-    rustix::fs::mkdir(path.as_str(), Mode::from_raw_mode(0o755)).at(Wall::Template, &path)?;
-    let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE).at(Wall::Template, "a tmpfs")?;
-    let stand = fs::open_path(&path).at(Wall::Template, &path)?;
-    fs::attach(&root, stand).at(Wall::Template, &path)?;
     let mut template = Template { key, path, mounts: Vec::new(), layers: Vec::new() };
+    let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE).at(Wall::Template, "a tmpfs")?;
+    stand(&root, &template.path).at(Wall::Template, &template.path)?;
+    let bare = fs::clone_with(&root, "", fs::READ_ONLY).at(Wall::Template, "its bare copy")?;
+    stand(&bare, &template.bare()).at(Wall::Template, &template.bare())?;
     for item in &items {
         lay_item(&root, item).at(Wall::Template, &name(&item.target))?;
         if let What::Tree { layer, .. } = item.what {

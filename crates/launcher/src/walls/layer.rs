@@ -23,7 +23,7 @@ pub(crate) fn stage(bytes: u64, template: &Template, uid: u32) -> Result<OwnedFd
     let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE).at(wall, "memory for the layer")?;
     let place = fs::open_path(LAYER).at(wall, LAYER)?;
     fs::attach(&memory, place).at(wall, LAYER)?;
-    let root = overlay(&memory, 0, &template.path, uid)?;
+    let root = overlay(&memory, 0, &template.bare(), uid)?;
     fs::attach(&root, fs::open_path(STAGE).at(wall, STAGE)?).at(wall, STAGE)?;
     for (index, target) in template.mounts.iter().enumerate() {
         let below = format!("{}{}", template.path, name(target));

@@ -179,3 +179,12 @@ pub fn failure(result: Result<Inside, LaunchError>) -> stockade_launcher::Failur
         Ok(_) => panic!("launched"),
     }
 }
+
+impl Inside {
+    /// Closes the pipe, which ends the stand-in, and waits for the end.
+    pub fn ended_by_drop(self) {
+        let Inside { launched, pipe } = self;
+        drop(pipe);
+        readable(&launched.pidfd);
+    }
+}
