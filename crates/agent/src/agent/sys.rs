@@ -83,9 +83,13 @@ pub fn set_stdio(fds: [RawFd; 3]) -> io::Result<()> {
 /// Undoes what was inherited: every signal has its default effect, except a broken pipe, which is
 /// an error of the write.
 pub fn default_signals() {
+    // What the kernel takes for an action: all zeroes is the default one. Asked directly, because the
+    // C library keeps two signals to itself.
+    let default = [0u64; 4];
     for number in 1..=64 {
-        // SAFETY: sets no handler; numbers that cannot be set are refused by the kernel.
-        unsafe { libc::signal(number, libc::SIG_DFL) };
+        // SAFETY: sets no handler; the action outlives the call; numbers that cannot be set are
+        // refused by the kernel.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, number, &default, 0, 8) };
     }
     // SAFETY: as above.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
@@ -185,6 +189,17 @@ pub fn exec(path: &CStr, argv: &Pointers, env: &Pointers) -> io::Error {
     // them is borrowed by the caller.
     unsafe { libc::execve(path.as_ptr(), argv.0.as_ptr(), env.0.as_ptr()) };
     io::Error::last_os_error()
+}
+
+/// Reads at most `most` bytes to the end of `to`. Returns how many; 0 is the end of what is read.
+pub fn read_more(from: &OwnedFd, to: &mut Vec<u8>, most: usize) -> rustix::io::Result<usize> {
+    to.reserve(most);
+    let length = to.len();
+    let (filled, _) = rustix::io::read(from, &mut to.spare_capacity_mut()[..most])?;
+    let count = filled.len();
+    // SAFETY: the kernel has just filled that many bytes after the old end.
+    unsafe { to.set_len(length + count) };
+    Ok(count)
 }
 
 /// Raw numbers of descriptors that are kept alive by the caller.
