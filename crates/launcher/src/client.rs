@@ -33,7 +33,7 @@ pub struct Launcher {
 
 impl Launcher {
     /// Starts the launcher. It runs in a session of its own, with an empty environment and no
-    /// descriptor but the control socket and `agent`.
+    /// descriptor but the control socket and `agent`, which is a sealed copy ([`crate::seal`]).
     pub fn start(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
         let (ours, theirs) = wire::pair()?;
         // Kept until the child has executed it, under a number that the child does not overwrite.

@@ -83,6 +83,11 @@ pub(crate) fn attach_in(tree: impl AsFd, root: impl AsFd, path: &Path) -> Result
     attach(tree, place(root, path)?)
 }
 
+/// Attaches a detached tree at a name directly in a directory nobody else can change.
+pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, name: &str) -> Result<(), Errno> {
+    move_mount(tree, "", directory, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
 /// Opens a place below a root. Symbolic links are refused: a mount goes where its name says.
 pub(crate) fn place(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;

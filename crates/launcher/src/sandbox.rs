@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
 
@@ -50,7 +50,7 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
         Err(failure) => report(b.report, &failure),
         Ok((private, remaining)) => {
             let to = remaining.report.as_fd();
-            match close_in(b, private) {
+            match close_in(b, &private) {
                 Err(failure) => report(to, &failure),
                 Ok(proofs) => {
                     report(to, &proofs);
@@ -77,14 +77,14 @@ fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// The inner walls: what this process itself gives up, and the proof of all walls.
-fn close_in(b: &Blueprint<'_>, private: Vec<PathBuf>) -> Result<Vec<Proof>, Failure> {
+fn close_in(b: &Blueprint<'_>, private: &[PathBuf]) -> Result<Vec<Proof>, Failure> {
     // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
     rlimits::set(&b.plan.rlimits)?;
     // Nothing below needs a capability.
     caps::drop_all()?;
     // Needs no_new_privs, and no more mounts to come.
     if let Some(abi) = b.landlock {
-        landlock::restrict(abi, b.plan.network, &writable(b.plan, &private))?;
+        landlock::restrict(abi, b.plan.network, &writable(b.plan, private))?;
     }
     // Last of the walls: most steps above would be refused behind it.
     install_filter(b.filter)?;
@@ -122,13 +122,13 @@ fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
     places
 }
 
-fn expected<'a>(b: &Blueprint<'a>, private: Vec<PathBuf>) -> Expected<'a> {
-    let mut deep = b.template.mounts.clone();
-    deep.push(b.plan.workspace_target.clone());
-    deep.extend(b.plan.mounts.iter().map(|mount| mount.target.clone()));
-    let mut mounts = private;
-    mounts.extend(["/", "/proc", "/dev/pts"].map(PathBuf::from));
-    mounts.extend(b.masks.iter().map(|mask| PathBuf::from(&mask.path)));
+fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
+    let mut deep: Vec<&Path> = vec![&b.plan.workspace_target];
+    deep.extend(b.plan.mounts.iter().map(|mount| mount.target.as_path()));
+    deep.extend(b.template.mounts.iter().map(PathBuf::as_path));
+    let mut mounts = vec!["/", "/proc", "/dev/pts"];
+    mounts.extend(private.iter().filter_map(|place| place.to_str()));
+    mounts.extend(b.masks.iter().map(|mask| mask.path.as_str()));
     Expected { plan: b.plan, ground: b.ground, mounts, deep, landlock: b.landlock }
 }
 

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, wait, waitpid,
+};
 
 use crate::error::{Failure, Wall};
 use crate::plan::LaunchPlan;
@@ -161,7 +163,7 @@ impl Server {
     fn reap(&mut self) {
         let mut record = [0; 128];
         while rustix::io::read(&self.signals, &mut record).is_ok_and(|count| count > 0) {}
-        while let Ok(Some((pid, _))) = waitpid(None, WaitOptions::NOHANG) {
+        while let Ok(Some((pid, _))) = wait(WaitOptions::NOHANG) {
             self.live.retain(|live| live.pid != pid);
         }
     }

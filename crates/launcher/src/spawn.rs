@@ -20,7 +20,7 @@ use crate::sys::{self, Cloned};
 use crate::template::Templates;
 use crate::walls::proc::{Mask, masks};
 use crate::walls::{cgroup, identity};
-use crate::{seccomp, walls};
+use crate::{seal, seccomp, walls};
 
 /// What is made once and used for every sandbox.
 pub(crate) struct Workshop {
@@ -44,6 +44,7 @@ pub(crate) struct Building {
 impl Workshop {
     /// Prepares everything that does not depend on a plan.
     pub(crate) fn open(agent: OwnedFd) -> Result<Workshop, Failure> {
+        seal::check(&agent)?;
         rustix::process::umask(rustix::fs::Mode::empty());
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let ground = Ground::prepare()?;

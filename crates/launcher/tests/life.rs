@@ -190,3 +190,12 @@ fn a_sandbox_is_in_its_control_groups_from_the_start_and_they_go_with_the_owner(
     drop(launcher);
     assert!(directories.iter().all(|directory| !directory.exists()));
 }
+
+#[test]
+fn an_agent_that_could_still_be_changed_is_refused() {
+    let agent = std::fs::File::open(common::example("inside")).unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_stockade-launcher")).to_path_buf();
+    let program = stockade_launcher::Program::Path(program);
+    let launcher = Launcher::start(&program, agent.as_fd()).unwrap();
+    assert_eq!(failure(try_launch(&launcher, &plan())).wall, Wall::Agent);
+}

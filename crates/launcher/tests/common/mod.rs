@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, MemfdFlags, Uid, memfd_create};
+use rustix::fs::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde_json::{Value, json};
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, Program, Workspace};
@@ -41,12 +41,7 @@ pub fn owners() -> Vec<Owner> {
 }
 
 fn sealed(path: &Path) -> OwnedFd {
-    let file = memfd_create("program", MemfdFlags::CLOEXEC).unwrap();
-    let mut copy = File::from(file);
-    std::io::copy(&mut File::open(path).unwrap(), &mut copy).unwrap();
-    // A descriptor that is open for writing cannot be executed.
-    let number = std::os::fd::AsRawFd::as_raw_fd(&copy);
-    File::open(format!("/proc/self/fd/{number}")).unwrap().into()
+    stockade_launcher::seal("program", &mut File::open(path).unwrap()).unwrap()
 }
 
 pub fn example(name: &str) -> PathBuf {
