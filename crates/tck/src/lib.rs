@@ -1,1 +1,3 @@
-//! The conformance kit: cases, probe program, control, saboteurs, report.
+//! The conformance kit.
+/// The probe.
+pub fn probe_bytes() -> &'static [u8] { include_bytes!(env!("STOCKADE_PROBE")) }

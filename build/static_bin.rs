@@ -1,0 +1,45 @@
+// Builds one program of this workspace statically, for a build script that embeds its bytes.
+// Shared by `include!`. It must never touch the outer build's target directory: the outer cargo holds
+// its lock while a build script runs.
+
+/// Builds `bin` of `package` with `features` and answers where it lies. `sources` are the directories,
+/// from the workspace's root, whose change asks for a new build.
+fn static_bin(
+    package: &str,
+    bin: &str,
+    features: &[&str],
+    sources: &[&str],
+) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
+    let variable = |name: &str| std::env::var_os(name).ok_or(format!("{name} is not set"));
+    let here = std::path::PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    let is_root = |dir: &&std::path::Path| dir.join("Cargo.lock").is_file();
+    let root = here.ancestors().find(is_root).ok_or("no workspace above this crate")?;
+    for source in sources.iter().chain(&["Cargo.lock", "Cargo.toml", "build/static_bin.rs"]) {
+        println!("cargo::rerun-if-changed={}", root.join(source).display());
+    }
+    let target = variable("TARGET")?.into_string().map_err(|_| "TARGET is not text")?;
+    let target_dir = std::path::Path::new(&variable("OUT_DIR")?).join("static");
+    let mut cargo = std::process::Command::new(variable("CARGO")?);
+    cargo.current_dir(root).args(["build", "--quiet", "--locked", "--profile", "static-bin"]);
+    cargo.args(["--package", package, "--bin", bin, "--target", &target]);
+    cargo.arg("--features").arg(features.join(",")).arg("--target-dir").arg(&target_dir);
+    // What the outer cargo, clippy or rustdoc set for this script would reach the inner compiler.
+    let foreign = |name: &str| {
+        let kept = ["CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"];
+        let prefixes = ["CARGO", "RUST", "CLIPPY", "DEP_"];
+        let exact = ["OUT_DIR", "TARGET", "HOST", "PROFILE", "OPT_LEVEL", "DEBUG", "NUM_JOBS"];
+        !kept.contains(&name)
+            && (exact.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix)))
+    };
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(foreign) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    let status = cargo.status()?;
+    if !status.success() {
+        return Err(format!("building {bin} failed: {status}").into());
+    }
+    Ok(target_dir.join(target).join("static-bin").join(bin))
+}
