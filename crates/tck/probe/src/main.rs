@@ -84,6 +84,7 @@ fn perform(verb: &str, args: &Args) -> io::Result<Done> {
         "spawn-detached" => process::spawn_detached(args),
         "detach" => process::detach(args),
         "heartbeat" => process::heartbeat(args),
+        "tick" => process::tick(args),
         "kill" => process::kill(args),
         "find-process" => process::find(args),
         "print" => output::print(args),

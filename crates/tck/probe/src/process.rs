@@ -101,6 +101,17 @@ pub fn heartbeat(args: &Args) -> io::Result<Done> {
     Ok(Done::Code(0))
 }
 
+/// `tick MS`: prints a dot every ten milliseconds.
+pub fn tick(args: &Args) -> io::Result<Done> {
+    let until = Instant::now() + args.span(0)?;
+    while Instant::now() < until {
+        io::stdout().write_all(b".")?;
+        io::stdout().flush()?;
+        thread::sleep(BEAT);
+    }
+    Ok(Done::Code(0))
+}
+
 /// `kill PID SIGNAL`.
 pub fn kill(args: &Args) -> io::Result<Done> {
     let pid = i32::try_from(args.number(0)?).ok().and_then(Pid::from_raw);
