@@ -1,1 +1,4 @@
 //! The backends: one module each, one cargo feature each.
+
+#[cfg(feature = "mock")]
+pub mod mock;

@@ -141,7 +141,7 @@ impl Command {
     /// The features this command cannot do without, each with the field that asks for it.
     pub fn needs(&self) -> Vec<(Feature, &'static str)> {
         let asked = [
-            (self.stdin == Stdin::Stream, Feature::Stdin, "stdin"),
+            (self.stdin != Stdin::None, Feature::Stdin, "stdin"),
             (self.terminal.is_some(), Feature::Terminal, "terminal"),
             (self.user.is_some(), Feature::ChosenUser, "user"),
             (self.wall_time.is_some(), Feature::WallTimeLimit, "wallTime"),

@@ -1,6 +1,7 @@
 //! The one public error: a stable code, the operation, the backend, what is wrong and what to do.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -15,10 +16,10 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 /// `source`, not repeated.
 ///
 /// Boxed, so that the results of hot paths stay small.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Inner {
     code: ErrorCode,
     operation: &'static str,
@@ -26,7 +27,7 @@ struct Inner {
     message: String,
     remedy: Option<String>,
     refusals: Option<Refusals>,
-    source: Option<Source>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// Stable codes: what programs decide by.
@@ -215,7 +216,7 @@ impl Error {
     /// Keeps the cause.
     #[must_use]
     pub fn source(mut self, source: impl Into<Source>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::from(source.into()));
         self
     }
 

@@ -1,1 +1,29 @@
 //! The one pipeline: tenants, selection, execution, output, leases, audit journal.
+//!
+//! Every front end goes through [`Engine`]. Backends are passed in; nothing is looked up in the
+//! surroundings, and nothing here knows how any wall is built.
+
+mod config;
+mod engine;
+mod execution;
+mod history;
+mod id;
+mod journal;
+mod lease;
+mod registry;
+mod sandboxes;
+mod select;
+mod state;
+mod supervise;
+
+pub use config::{EngineConfig, Quota};
+pub use engine::Engine;
+pub use execution::{Execution, Watcher};
+pub use history::{HistoryBounds, OutputEvent, Subscription};
+pub use journal::{
+    Break, Damage, Digest, Event, Filter, Job, Jobs, Journal, JournalOptions, Receipt, Record,
+    Records, Timestamp, Verdict,
+};
+pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
+pub use select::{Choice, Selection, select};
+pub use state::StateDir;

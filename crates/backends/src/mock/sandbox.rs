@@ -1,0 +1,339 @@
+//! One simulated sandbox: its machine (files, counters, tasks), its processes, its file interface.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes as Data;
+use stockade_core::{
+    Admitted, Command, EffectiveLimits, Entry, EntryKind, Error, ErrorCode, ExitStatus, Files,
+    Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId, SandboxPath, SnapshotId,
+    SnapshotKind, StartFailure, WORKSPACE_ROOT,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::faults::Faults;
+use super::guest::{Guest, MockProgram};
+use super::process::{MockControl, MockEvents, run};
+use super::tree::{Errno, Node, Tree};
+use super::{NAME, lock};
+
+/// How much output or input waits for a reader.
+const QUEUE: usize = 16;
+
+/// How long a program that was ended may take to report it.
+const REPORT_GRACE: Duration = Duration::from_millis(500);
+
+/// Marks the task of a program itself, as opposed to what an execution detached.
+const PROGRAM: u64 = 0;
+
+pub(super) struct Machine {
+    pub tree: Mutex<Tree>,
+    pub memory: AtomicU64,
+    pub cpu_ms: AtomicU64,
+    paused: watch::Sender<bool>,
+    tasks: Mutex<Vec<(u64, JoinHandle<()>)>>,
+}
+
+impl Machine {
+    /// Waits while the sandbox is paused.
+    pub(super) async fn running(&self) {
+        let _ = self.paused.subscribe().wait_for(|paused| !*paused).await;
+    }
+
+    pub(super) fn adopt(&self, execution: u64, task: JoinHandle<()>) {
+        let mut tasks = lock(&self.tasks);
+        tasks.retain(|(_, task)| !task.is_finished());
+        tasks.push((execution, task));
+    }
+
+    pub(super) fn processes(&self) -> usize {
+        lock(&self.tasks).iter().filter(|(_, task)| !task.is_finished()).count()
+    }
+
+    /// Ends what an execution detached, and waits until it is gone. The program itself is told to
+    /// end by its control, so that it can still report how.
+    pub(super) async fn end_execution(&self, execution: u64) {
+        let (own, others) = std::mem::take(&mut *lock(&self.tasks))
+            .into_iter()
+            .partition::<Vec<_>, _>(|(of, task)| *of == execution && !task.is_finished());
+        lock(&self.tasks).extend(others);
+        end_all(own).await;
+    }
+}
+
+async fn end_all(tasks: Vec<(u64, JoinHandle<()>)>) {
+    for (_, task) in tasks {
+        if !task.is_finished() {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+}
+
+pub(super) struct MockSandbox {
+    id: SandboxId,
+    machine: Arc<Machine>,
+    programs: HashMap<String, Arc<dyn MockProgram>>,
+    faults: Faults,
+    executions: AtomicU64,
+    running: Mutex<Vec<watch::Sender<bool>>>,
+    snapshots: Mutex<HashMap<SnapshotId, Tree>>,
+}
+
+impl MockSandbox {
+    pub(super) fn new(
+        id: &SandboxId,
+        admitted: &Admitted,
+        programs: HashMap<String, Arc<dyn MockProgram>>,
+        faults: Faults,
+    ) -> Self {
+        let spec = admitted.spec();
+        let room = admitted.limits().disk.map_or(u64::MAX, |disk| disk.0);
+        let tree = Tree::new(spec.read_only, spec.root == RootMode::CopyOnWrite, room);
+        let machine = Machine {
+            tree: Mutex::new(tree),
+            memory: AtomicU64::new(0),
+            cpu_ms: AtomicU64::new(0),
+            paused: watch::Sender::new(false),
+            tasks: Mutex::default(),
+        };
+        Self {
+            id: id.clone(),
+            machine: Arc::new(machine),
+            programs,
+            faults,
+            executions: AtomicU64::new(1),
+            running: Mutex::default(),
+            snapshots: Mutex::default(),
+        }
+    }
+
+    pub(super) fn processes(&self) -> usize {
+        self.machine.processes()
+    }
+
+    /// Ends everything in it: programs report their end, the rest is gone.
+    pub(super) async fn end(&self) {
+        let running = std::mem::take(&mut *lock(&self.running));
+        running.iter().for_each(|killed| {
+            killed.send_replace(true);
+        });
+        let tasks = std::mem::take(&mut *lock(&self.machine.tasks));
+        let (mut programs, detached): (Vec<_>, Vec<_>) =
+            tasks.into_iter().partition(|(of, _)| *of == PROGRAM);
+        end_all(detached).await;
+        // A program may report how it ended, but nobody need be there to listen.
+        for (_, task) in &mut programs {
+            let _ = tokio::time::timeout(REPORT_GRACE, task).await;
+        }
+        end_all(programs).await;
+    }
+
+    /// The program and directory of a command, or why it cannot start.
+    fn look_up(&self, command: &Command) -> Result<(Arc<dyn MockProgram>, String), StartFailure> {
+        let given = command.dir.as_ref().map_or(".", SandboxPath::as_str);
+        let tree = lock(&self.machine.tree);
+        let dir = tree.resolve(WORKSPACE_ROOT, given, false, true);
+        let dir = dir.ok().filter(|dir| tree.list(dir).is_ok());
+        let dir =
+            dir.ok_or_else(|| StartFailure::BadDirectory(format!("`{given}` is not a directory")))?;
+        let argv = command.argv();
+        let name = argv.first().map_or("", String::as_str);
+        if let Some(program) = self.programs.get(name) {
+            return Ok((Arc::clone(program), dir));
+        }
+        let at = tree.resolve(&dir, name, false, true);
+        match at.and_then(|at| tree.node(&at).cloned()) {
+            Ok(_) if name.contains('/') => {
+                Err(StartFailure::NotExecutable(format!("`{name}` is not a program")))
+            }
+            Ok(_) | Err(_) => Err(StartFailure::NotFound(format!("there is no `{name}`"))),
+        }
+    }
+}
+
+#[async_trait]
+impl Sandbox for MockSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        self.faults.spawn.strike("spawn").await?;
+        let execution = self.executions.fetch_add(1, Ordering::SeqCst);
+        let (events, events_out) = mpsc::channel(QUEUE);
+        let (signals, signals_out) = mpsc::channel(QUEUE);
+        let (stdin, stdin_out) = mpsc::channel(QUEUE);
+        let (killed, killed_out) = watch::channel(false);
+        let (terminal, terminal_out) = watch::channel(command.terminal);
+        match self.look_up(command) {
+            Err(failure) => {
+                let _ =
+                    events.try_send(ProcessEvent::Exit(ExitStatus::StartFailed(failure).into()));
+            }
+            Ok((program, dir)) => {
+                let guest = Guest {
+                    argv: command.argv(),
+                    env: command.env.clone(),
+                    dir,
+                    user: command.user,
+                    sandbox: self.id.clone(),
+                    limits: *limits,
+                    machine: Arc::clone(&self.machine),
+                    execution,
+                    events,
+                    stdin: stdin_out,
+                    terminal: terminal_out,
+                    ignores_signals: Arc::default(),
+                };
+                // Not of the execution: a kill lets the program report its end itself.
+                self.machine
+                    .adopt(PROGRAM, tokio::spawn(run(program, guest, signals_out, killed_out)));
+            }
+        }
+        lock(&self.running).push(killed.clone());
+        let stdin = (command.stdin != stockade_core::Stdin::None).then_some(stdin);
+        let control = MockControl {
+            machine: Arc::clone(&self.machine),
+            execution,
+            faults: self.faults.clone(),
+            signals,
+            killed,
+            stdin: stdin.into(),
+            terminal,
+        };
+        let events =
+            MockEvents { events: events_out, fault: self.faults.stream.clone(), ended: false };
+        Ok(Process { events: Box::new(events), control: Arc::new(control) })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        Ok(self)
+    }
+
+    async fn snapshot(&self, _kind: SnapshotKind) -> Result<SnapshotId> {
+        let mut snapshots = lock(&self.snapshots);
+        let id: SnapshotId =
+            format!("{}{}", self.id, snapshots.len()).parse().map_err(|error| {
+                Error::new(ErrorCode::Invalid, "snapshot", "its name").source(error)
+            })?;
+        snapshots.insert(id.clone(), lock(&self.machine.tree).clone());
+        Ok(id)
+    }
+
+    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
+        let tree = lock(&self.snapshots).get(snapshot).cloned();
+        let missing = || {
+            let message = format!("there is no snapshot `{snapshot}`");
+            Error::new(ErrorCode::NotFound, "restore", message).backend(NAME)
+        };
+        *lock(&self.machine.tree) = tree.ok_or_else(missing)?;
+        Ok(())
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.machine.paused.send_replace(true);
+        Ok(())
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.machine.paused.send_replace(false);
+        Ok(())
+    }
+}
+
+fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
+    let (code, what) = match errno {
+        Errno::NoEntry => (ErrorCode::NotFound, "is not there"),
+        Errno::Escapes => (ErrorCode::PathEscapes, "leaves its root"),
+        Errno::NotDirectory => (ErrorCode::Invalid, "is not a directory"),
+        Errno::IsDirectory => (ErrorCode::Invalid, "is a directory"),
+        Errno::NotRegular => (ErrorCode::Invalid, "is not a regular file"),
+        Errno::NoSpace => (ErrorCode::TooLarge, "does not fit: the disk limit is reached"),
+        Errno::ReadOnly => (ErrorCode::Denied, "is read-only"),
+        Errno::Loop => (ErrorCode::Invalid, "has too many symbolic links"),
+    };
+    Error::new(code, operation, format!("`{path}` {what}")).backend(NAME)
+}
+
+fn entry(name: &str, node: &Node) -> Entry {
+    let (kind, size) = match node {
+        Node::Directory => (EntryKind::Directory, 0),
+        Node::File(data) => (EntryKind::File, data.len() as u64),
+        Node::Symlink(target) => (EntryKind::Symlink, target.len() as u64),
+        Node::Fifo => (EntryKind::Other, 0),
+    };
+    Entry { name: name.to_owned(), kind, size, mode: 0o644 }
+}
+
+impl MockSandbox {
+    /// Resolves beneath the workspace and works on the tree; failures name the path.
+    fn at<T>(
+        &self,
+        operation: &'static str,
+        path: &SandboxPath,
+        follow_last: bool,
+        work: impl FnOnce(&mut Tree, &str) -> Result<T, Errno>,
+    ) -> Result<T> {
+        let mut tree = lock(&self.machine.tree);
+        tree.resolve(WORKSPACE_ROOT, path.as_str(), true, follow_last)
+            .and_then(|at| work(&mut tree, &at))
+            .map_err(|errno| failed(operation, path, errno))
+    }
+}
+
+#[async_trait]
+impl Files for MockSandbox {
+    async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
+        self.at("stat", path, false, |tree, at| {
+            let name = at.rsplit('/').next().unwrap_or_default();
+            tree.node(at).map(|node| entry(name, node))
+        })
+    }
+
+    async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
+        self.at("list", path, true, |tree, at| {
+            Ok(tree.list(at)?.iter().map(|(name, node)| entry(name, node)).collect())
+        })
+    }
+
+    async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
+        self.at("read", path, true, |tree, at| {
+            let data = tree.read(at)?;
+            let from = usize::try_from(offset).unwrap_or(usize::MAX).min(data.len());
+            let to = from.saturating_add(most as usize).min(data.len());
+            Ok(Data::copy_from_slice(&data[from..to]))
+        })
+    }
+
+    async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
+        self.at("write", path, true, |tree, at| tree.write(at, &data, append))
+    }
+
+    async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
+        self.at("make directory", path, true, |tree, at| {
+            let ends = at.match_indices('/').skip(1).map(|(end, _)| end).chain([at.len()]);
+            for end in ends {
+                match tree.node(&at[..end]) {
+                    Ok(Node::Directory) => {}
+                    Ok(_) => return Err(Errno::NotDirectory),
+                    Err(_) => tree.put(&at[..end], Node::Directory)?,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        let target = self.at("rename", to, false, |_, at| Ok(at.to_owned()))?;
+        self.at("rename", from, false, |tree, at| tree.rename(at, &target))
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        self.at("remove", path, false, |tree, at| tree.remove(at).map(drop))
+    }
+}

@@ -1,0 +1,279 @@
+//! A file tree in memory with symbolic links, resolved the way the kernel resolves beneath a root.
+
+use std::collections::BTreeMap;
+
+use stockade_core::WORKSPACE_ROOT;
+
+/// Linux error numbers that the tree answers with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Errno {
+    /// No such file or directory.
+    NoEntry = 2,
+    /// Resolution left its root.
+    Escapes = 18,
+    /// Not a directory.
+    NotDirectory = 20,
+    /// Is a directory.
+    IsDirectory = 21,
+    /// Not a regular file.
+    NotRegular = 22,
+    /// No space left.
+    NoSpace = 28,
+    /// Read-only file system.
+    ReadOnly = 30,
+    /// Too many symbolic links.
+    Loop = 40,
+}
+
+/// One thing in the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node {
+    /// A directory; what is in it is found by path.
+    Directory,
+    /// A regular file.
+    File(Vec<u8>),
+    /// A symbolic link.
+    Symlink(String),
+    /// A fifo.
+    Fifo,
+}
+
+/// A file tree. Keys are absolute paths without `.` and `..`; the root itself is not stored.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    nodes: BTreeMap<String, Node>,
+    read_only_workspace: bool,
+    writable_root: bool,
+    room: u64,
+}
+
+/// How many links may be followed: the kernel's own number.
+const MOST_LINKS: u32 = 40;
+
+impl Tree {
+    /// A tree with an empty workspace, `/tmp` and a little of `/etc`; at most `room` bytes of files.
+    pub fn new(read_only_workspace: bool, writable_root: bool, room: u64) -> Self {
+        let mut nodes = BTreeMap::new();
+        for directory in [WORKSPACE_ROOT, "/tmp", "/etc", "/usr"] {
+            nodes.insert(directory.to_owned(), Node::Directory);
+        }
+        nodes.insert("/etc/hostname".into(), Node::File(b"mock\n".to_vec()));
+        Self { nodes, read_only_workspace, writable_root, room }
+    }
+
+    /// Bytes in regular files.
+    pub fn used(&self) -> u64 {
+        let size = |node: &Node| if let Node::File(data) = node { data.len() as u64 } else { 0 };
+        self.nodes.values().map(size).sum()
+    }
+
+    /// Resolves a path given by the guest or its owner. Relative ones start at `base`; with `beneath`
+    /// they may not leave it, not even by a link.
+    pub fn resolve(
+        &self,
+        base: &str,
+        path: &str,
+        beneath: bool,
+        follow_last: bool,
+    ) -> Result<String, Errno> {
+        let beneath = beneath && !path.starts_with('/');
+        let floor = if beneath { base } else { "" };
+        let mut at = if path.starts_with('/') { String::new() } else { base.to_owned() };
+        let mut todo: Vec<String> = parts(path);
+        let mut links = 0;
+        while let Some(part) = todo.pop() {
+            if part == ".." {
+                at = parent_above(&at, floor, beneath)?;
+                continue;
+            }
+            let next = format!("{at}/{part}");
+            let last = todo.is_empty();
+            match self.nodes.get(&next) {
+                Some(Node::Symlink(target)) if !last || follow_last => {
+                    links += 1;
+                    if links > MOST_LINKS {
+                        return Err(Errno::Loop);
+                    }
+                    if target.starts_with('/') {
+                        if beneath {
+                            return Err(Errno::Escapes);
+                        }
+                        at.clear();
+                    }
+                    todo.extend(parts(target));
+                }
+                Some(Node::Directory) => at = next,
+                Some(_) if !last => return Err(Errno::NotDirectory),
+                None if !last => return Err(Errno::NoEntry),
+                Some(_) | None => at = next,
+            }
+        }
+        Ok(at)
+    }
+
+    /// What is at a resolved path.
+    pub fn node(&self, at: &str) -> Result<&Node, Errno> {
+        if at.is_empty() {
+            return Ok(&Node::Directory);
+        }
+        self.nodes.get(at).ok_or(Errno::NoEntry)
+    }
+
+    /// The names in a directory, with what they are.
+    pub fn list(&self, at: &str) -> Result<Vec<(String, Node)>, Errno> {
+        match self.node(at)? {
+            Node::Directory => {}
+            Node::File(_) | Node::Symlink(_) | Node::Fifo => return Err(Errno::NotDirectory),
+        }
+        let prefix = format!("{at}/");
+        let children = self.nodes.iter().filter_map(|(path, node)| {
+            let name = path.strip_prefix(&prefix).filter(|name| !name.contains('/'))?;
+            Some((name.to_owned(), node.clone()))
+        });
+        Ok(children.collect())
+    }
+
+    /// A regular file's contents.
+    pub fn read(&self, at: &str) -> Result<&[u8], Errno> {
+        match self.node(at)? {
+            Node::File(data) => Ok(data),
+            Node::Directory => Err(Errno::IsDirectory),
+            Node::Symlink(_) | Node::Fifo => Err(Errno::NotRegular),
+        }
+    }
+
+    /// Writes a regular file; as much as there is room for, and then `NoSpace`.
+    pub fn write(&mut self, at: &str, data: &[u8], append: bool) -> Result<(), Errno> {
+        let old = match self.node(at) {
+            Ok(Node::File(old)) if append => old.clone(),
+            Ok(Node::File(_)) | Err(Errno::NoEntry) => Vec::new(),
+            Ok(Node::Directory) => return Err(Errno::IsDirectory),
+            Ok(Node::Symlink(_) | Node::Fifo) => return Err(Errno::NotRegular),
+            Err(other) => return Err(other),
+        };
+        self.put(at, Node::File(old))?;
+        let room = usize::try_from(self.room.saturating_sub(self.used())).unwrap_or(usize::MAX);
+        if let Some(Node::File(file)) = self.nodes.get_mut(at) {
+            file.extend_from_slice(&data[..room.min(data.len())]);
+        }
+        if data.len() > room { Err(Errno::NoSpace) } else { Ok(()) }
+    }
+
+    /// Puts something where the parent is a directory that may be written to.
+    pub fn put(&mut self, at: &str, node: Node) -> Result<(), Errno> {
+        self.writable(at)?;
+        match self.node(parent(at))? {
+            Node::Directory => {}
+            Node::File(_) | Node::Symlink(_) | Node::Fifo => return Err(Errno::NotDirectory),
+        }
+        self.nodes.insert(at.to_owned(), node);
+        Ok(())
+    }
+
+    /// Removes it and everything below; says whether anything was there.
+    pub fn remove(&mut self, at: &str) -> Result<bool, Errno> {
+        self.writable(at)?;
+        let before = self.nodes.len();
+        let below = format!("{at}/");
+        self.nodes.retain(|path, _| path != at && !path.starts_with(&below));
+        Ok(self.nodes.len() < before)
+    }
+
+    /// Moves it and everything below.
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Errno> {
+        self.node(from)?;
+        self.writable(from)?;
+        self.writable(to)?;
+        self.node(parent(to))?;
+        let below = format!("{from}/");
+        let moved: Vec<_> = self
+            .nodes
+            .keys()
+            .filter(|path| *path == from || path.starts_with(&below))
+            .cloned()
+            .collect();
+        for path in moved {
+            if let Some(node) = self.nodes.remove(&path) {
+                self.nodes.insert(format!("{to}{}", &path[from.len()..]), node);
+            }
+        }
+        Ok(())
+    }
+
+    fn writable(&self, at: &str) -> Result<(), Errno> {
+        let below = |root: &str| at == root || at.starts_with(&format!("{root}/"));
+        let allowed = match () {
+            () if below(WORKSPACE_ROOT) => !self.read_only_workspace,
+            () if below("/tmp") => true,
+            () => self.writable_root,
+        };
+        if allowed { Ok(()) } else { Err(Errno::ReadOnly) }
+    }
+}
+
+/// The parts of a path, the first one last, so that they can be popped in order.
+fn parts(path: &str) -> Vec<String> {
+    path.split('/').rev().filter(|part| !part.is_empty() && *part != ".").map(Into::into).collect()
+}
+
+fn parent(at: &str) -> &str {
+    at.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+fn parent_above(at: &str, floor: &str, beneath: bool) -> Result<String, Errno> {
+    if beneath && at == floor {
+        return Err(Errno::Escapes);
+    }
+    Ok(parent(at).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> Tree {
+        let mut tree = Tree::new(false, false, 100);
+        tree.put("/workspace/up", Node::Symlink("../etc".into())).unwrap();
+        tree.put("/workspace/out", Node::Symlink("/etc".into())).unwrap();
+        tree.put("/workspace/loop", Node::Symlink("loop".into())).unwrap();
+        tree.put("/workspace/d", Node::Directory).unwrap();
+        tree
+    }
+
+    #[test]
+    fn links_that_leave_the_workspace_escape_only_where_it_is_the_root() {
+        let tree = tree();
+        for path in ["up/hostname", "out/hostname", "..", "d/../.."] {
+            assert_eq!(
+                tree.resolve(WORKSPACE_ROOT, path, true, true),
+                Err(Errno::Escapes),
+                "{path}"
+            );
+        }
+        let guest = tree.resolve(WORKSPACE_ROOT, "up/hostname", false, true);
+        assert_eq!(guest.as_deref(), Ok("/etc/hostname"));
+        assert_eq!(tree.resolve(WORKSPACE_ROOT, "loop", true, true), Err(Errno::Loop));
+    }
+
+    #[test]
+    fn only_what_is_writable_is_written_and_only_while_there_is_room() {
+        let mut tree = tree();
+        assert_eq!(tree.write("/etc/x", b"1", false), Err(Errno::ReadOnly));
+        let room = 100 - tree.used();
+        assert_eq!(tree.write("/tmp/x", &[0; 200], false), Err(Errno::NoSpace));
+        assert_eq!(tree.read("/tmp/x").map(|data| data.len() as u64), Ok(room));
+        let mut read_only = Tree::new(true, false, 100);
+        assert_eq!(read_only.write("/workspace/x", b"1", false), Err(Errno::ReadOnly));
+    }
+
+    #[test]
+    fn renaming_and_removing_take_what_is_below_along() {
+        let mut tree = tree();
+        tree.write("/workspace/d/f", b"1", false).unwrap();
+        tree.rename("/workspace/d", "/workspace/e").unwrap();
+        assert_eq!(tree.read("/workspace/e/f"), Ok(&b"1"[..]));
+        assert_eq!(tree.remove("/workspace/e"), Ok(true));
+        assert_eq!(tree.read("/workspace/e/f"), Err(Errno::NoEntry));
+    }
+}

@@ -1,0 +1,58 @@
+//! What an engine is opened with. Everything is passed in; nothing is looked up in the surroundings.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use stockade_core::TenantName;
+
+use crate::history::HistoryBounds;
+use crate::journal::JournalOptions;
+
+/// What an engine is opened with.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Where journal and leases live.
+    pub state_dir: PathBuf,
+    /// Quotas by tenant.
+    pub quotas: BTreeMap<TenantName, Quota>,
+    /// The quota of every other tenant.
+    pub default_quota: Quota,
+    /// How the journal is kept.
+    pub journal: JournalOptions,
+    /// How much output is kept for readers who come late.
+    pub history: HistoryBounds,
+    /// How long building walls may take.
+    pub create_deadline: Duration,
+    /// How long taking them down may take.
+    pub destroy_deadline: Duration,
+    /// Whether to remove what dead engines left as soon as this one opens.
+    pub reap_on_open: bool,
+}
+
+/// What a tenant may use at once. Absent: as much as there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Most live sandboxes, over all engines that share the state directory.
+    pub sandboxes: Option<u32>,
+}
+
+impl EngineConfig {
+    /// Everything by default, with state in this directory.
+    pub fn at(state_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            state_dir: state_dir.into(),
+            quotas: BTreeMap::new(),
+            default_quota: Quota::default(),
+            journal: JournalOptions::default(),
+            history: HistoryBounds::default(),
+            create_deadline: Duration::from_secs(120),
+            destroy_deadline: Duration::from_secs(30),
+            reap_on_open: true,
+        }
+    }
+
+    pub(crate) fn quota(&self, tenant: &TenantName) -> Quota {
+        self.quotas.get(tenant).copied().unwrap_or(self.default_quota)
+    }
+}

@@ -1,0 +1,288 @@
+//! The one pipeline every front end goes through:
+//! tenant → admit → audit → create → run → audit → destroy.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use stockade_core::{
+    Admitted, Backend, BackendChoice, BackendName, Capabilities, Command, Error, ErrorCode, JobId,
+    Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec, admit_command,
+};
+
+use crate::config::EngineConfig;
+use crate::execution::{Execution, Shared, Watcher};
+use crate::id;
+use crate::journal::{Event, Journal};
+use crate::lease::{LeaseListing, Leases};
+use crate::registry::Registry;
+use crate::sandboxes::{Live, Order};
+use crate::select::{Selection, select};
+use crate::state::StateDir;
+
+/// The engine. Clones are the same engine.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub config: EngineConfig,
+    pub registry: Registry,
+    pub journal: Arc<Journal>,
+    pub leases: Leases,
+    pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
+    pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    /// Opens an engine on a state directory, with the backends it may use. Several engines may share
+    /// one directory. What dead ones left is removed first, unless the configuration says not to.
+    pub async fn open(config: EngineConfig, backends: Vec<Arc<dyn Backend>>) -> Result<Self> {
+        let state = StateDir::open(&config.state_dir)?;
+        let inner = Inner {
+            journal: Arc::new(Journal::open(&state, config.journal)?),
+            leases: Leases::open(&state)?,
+            registry: Registry::new(backends),
+            live: Mutex::default(),
+            running: Mutex::default(),
+            config,
+        };
+        let engine = Self { inner: Arc::new(inner) };
+        if engine.inner.config.reap_on_open {
+            engine.reap().await?;
+        }
+        Ok(engine)
+    }
+
+    /// Which backend this spec would take, and why each other one would not. Creates nothing.
+    pub async fn explain(&self, spec: &SandboxSpec) -> Selection {
+        let all = SandboxSpec { backend: BackendChoice::Auto, ..SandboxSpec::default() };
+        select(spec, &self.inner.registry.measured(&all).await)
+    }
+
+    /// What each backend was measured to have on this host.
+    pub async fn detect(&self) -> Vec<Capabilities> {
+        self.inner.registry.measured(&SandboxSpec::default()).await
+    }
+
+    /// Runs one command in a sandbox of its own, which is destroyed before the outcome is revealed.
+    /// If this future is dropped, nothing is left (C-32).
+    pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
+        let order = self.inner.admit(&spec, Some(&command)).await?;
+        let shared = self.inner.begin(&order, id::fresh()?, &command).await?;
+        // The handle cancels when it is dropped, so giving up half-way ends what the task has begun.
+        let execution = Execution::new(Arc::clone(&shared));
+        self.inner.clone().start(order, command, shared).await?;
+        Ok(execution)
+    }
+
+    /// Builds a sandbox that stays until it is destroyed or its engine ends.
+    pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxId> {
+        let order = self.inner.admit(&spec, None).await?;
+        self.inner.clone().create_live(order).await
+    }
+
+    /// Runs one more command in a sandbox of this engine.
+    pub async fn exec(&self, id: &SandboxId, command: Command) -> Result<Execution> {
+        let live = self.inner.live(id)?;
+        let capabilities = self.inner.registry.capabilities(live.order.admitted.backend()).await;
+        if let Some(capabilities) = capabilities {
+            let spec = live.order.admitted.spec();
+            self.inner.admit_command(&command, spec, capabilities).await?;
+        }
+        let shared = self.inner.begin(&live.order, id.clone(), &command).await?;
+        let execution = Execution::new(Arc::clone(&shared));
+        self.inner.clone().start_in(live, command, shared).await?;
+        Ok(execution)
+    }
+
+    /// A live sandbox of this engine: its files, snapshots, pause.
+    pub fn sandbox(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
+        self.inner.live(id).map(|live| Arc::clone(&live.sandbox))
+    }
+
+    /// An execution that is still under way, by the id of its record.
+    pub fn watch(&self, job: &JobId) -> Option<Watcher> {
+        let shared = lock(&self.inner.running).get(job)?.upgrade()?;
+        Some(Watcher { shared })
+    }
+
+    /// Ends a sandbox and everything in it; returns when nothing is left (C-30). Idempotent.
+    pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let live = lock(&self.inner.live).remove(id);
+        match live {
+            Some(live) => self.inner.clone().retire(live).await,
+            None => self.inner.destroy_foreign(id).await,
+        }
+    }
+
+    /// The sandboxes of every engine that shares this state directory.
+    pub async fn list(&self) -> Result<LeaseListing> {
+        self.inner.leases.list()
+    }
+
+    /// Removes what dead engines left, and says what that was (C-31).
+    pub async fn reap(&self) -> Result<Vec<SandboxId>> {
+        self.inner.reap().await
+    }
+
+    /// Ends every sandbox and execution of this engine. Idempotent.
+    pub async fn close(&self) -> Result<()> {
+        let running: Vec<_> =
+            lock(&self.inner.running).values().filter_map(Weak::upgrade).collect();
+        running.iter().for_each(|shared| shared.cancel());
+        let ids: BTreeSet<_> = lock(&self.inner.live).keys().cloned().collect();
+        let mut result = Ok(());
+        for id in ids {
+            result = result.and(self.destroy(&id).await);
+        }
+        for shared in running {
+            result = result.and(shared.finished().await.released);
+        }
+        result
+    }
+
+    /// The audit journal.
+    pub fn journal(&self) -> &Journal {
+        &self.inner.journal
+    }
+}
+
+impl Inner {
+    /// Checks everything before anything is created (C-01).
+    async fn admit(&self, spec: &SandboxSpec, command: Option<&Command>) -> Result<Order> {
+        self.known(spec)?;
+        let measured = self.registry.measured(spec).await;
+        let mut selection = select(spec, &measured);
+        let Some(admitted) = selection.admitted.take() else {
+            return Err(self.refused(spec, every_refusal(&selection)).await);
+        };
+        let taken =
+            measured.iter().find(|capabilities| capabilities.backend == *admitted.backend());
+        if let (Some(command), Some(capabilities)) = (command, taken) {
+            self.admit_command(command, spec, capabilities).await?;
+        }
+        self.order(admitted)
+    }
+
+    async fn admit_command(
+        &self,
+        command: &Command,
+        spec: &SandboxSpec,
+        capabilities: &Capabilities,
+    ) -> Result<()> {
+        match admit_command(command, spec, capabilities) {
+            Ok(()) => Ok(()),
+            Err(refusals) => Err(self.refused(spec, refusals).await),
+        }
+    }
+
+    fn known(&self, spec: &SandboxSpec) -> Result<()> {
+        match &spec.backend {
+            BackendChoice::Named(name) if self.registry.get(name).is_none() => {
+                Err(no_such_backend(name, &self.registry.names()))
+            }
+            BackendChoice::Named(_) | BackendChoice::Auto => Ok(()),
+        }
+    }
+
+    fn order(&self, admitted: Admitted) -> Result<Order> {
+        match self.registry.get(admitted.backend()) {
+            Some(backend) => Ok(Order { backend: Arc::clone(backend), admitted }),
+            None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
+        }
+    }
+
+    /// Writes to the journal: at once where nobody else is writing, else from a thread that may wait.
+    pub(crate) async fn record(&self, event: Event) -> Result<()> {
+        if self.journal.try_append(&event)?.is_some() {
+            return Ok(());
+        }
+        let journal = Arc::clone(&self.journal);
+        let append = tokio::task::spawn_blocking(move || journal.append(event).map(drop));
+        append.await.unwrap_or_else(|join| {
+            Err(Error::new(ErrorCode::JournalUnavailable, "record", "the writer ended")
+                .source(join))
+        })
+    }
+
+    /// Turns refusals into the error, after recording them.
+    async fn refused(&self, spec: &SandboxSpec, refusals: Refusals) -> Error {
+        let reasons = refusals.0.iter().map(|refusal| refusal.reason.clone()).collect();
+        // The refusal stands whether or not it could be recorded: nothing was run.
+        let _ =
+            self.journal.append(Event::Refused { tenant: spec.tenant.clone(), refusals: reasons });
+        let named = match &spec.backend {
+            BackendChoice::Auto => None,
+            BackendChoice::Named(name) => Some(name.clone()),
+        };
+        Error::refused("admit", named, refusals)
+    }
+
+    pub(crate) fn live(&self, id: &SandboxId) -> Result<Arc<Live>> {
+        lock(&self.live).get(id).cloned().ok_or_else(|| {
+            Error::new(
+                ErrorCode::NotFound,
+                "find sandbox",
+                format!("there is no sandbox `{id}` here"),
+            )
+            .remedy("`stockade ps` lists the ones there are")
+        })
+    }
+
+    /// Opens the record of an execution: nothing runs before this has been written (C-40).
+    async fn begin(
+        &self,
+        order: &Order,
+        sandbox: SandboxId,
+        command: &Command,
+    ) -> Result<Arc<Shared>> {
+        let job: JobId = id::fresh()?;
+        let spec = order.admitted.spec();
+        let started = Event::Started {
+            job: job.clone(),
+            sandbox: sandbox.clone(),
+            tenant: spec.tenant.clone(),
+            backend: order.admitted.backend().clone(),
+            boundary: order.admitted.boundary(),
+            command: command.argv(),
+            workspace: spec.workspace.clone(),
+            limits: order.admitted.enforcement().to_vec(),
+            without: spec.without.clone(),
+            labels: spec.labels.clone(),
+        };
+        self.record(started).await?;
+        let shared = Shared::new(job.clone(), sandbox, self.config.history);
+        lock(&self.running).insert(job, Arc::downgrade(&shared));
+        Ok(shared)
+    }
+}
+
+fn no_such_backend(name: &BackendName, known: &[BackendName]) -> Error {
+    let known: Vec<_> = known.iter().map(BackendName::as_str).collect();
+    Error::new(ErrorCode::NotFound, "select a backend", format!("there is no backend `{name}`"))
+        .remedy(format!("choose one of: auto, {}", known.join(", ")))
+}
+
+/// All that stood in the way of every backend, or the plain fact that there is none.
+fn every_refusal(selection: &Selection) -> Refusals {
+    let mut refusals: Vec<Refusal> = Vec::new();
+    for refusal in selection.choices.iter().flat_map(|choice| &choice.refusals) {
+        if !refusals.contains(refusal) {
+            refusals.push(refusal.clone());
+        }
+    }
+    if refusals.is_empty() {
+        refusals.push(Refusal {
+            field: "backend".into(),
+            feature: None,
+            reason: "no backend may be chosen automatically here".into(),
+            remedy: "name one; `stockade detect` lists them".into(),
+        });
+    }
+    Refusals(refusals)
+}

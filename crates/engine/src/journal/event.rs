@@ -1,0 +1,113 @@
+//! What is recorded. No event has a place for environment values or input, so that no secret can
+//! get into a record by them (C-41).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use stockade_core::{
+    BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, TenantName, Workspace,
+};
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[serde(deny_unknown_fields)]
+pub enum Event {
+    /// An execution is about to start: recorded before the program runs (C-40).
+    Started {
+        /// Its id.
+        job: JobId,
+        /// The sandbox it runs in.
+        sandbox: SandboxId,
+        /// Whom it is run for.
+        tenant: TenantName,
+        /// Which backend built the walls.
+        backend: BackendName,
+        /// What stands between it and the host's kernel.
+        boundary: Boundary,
+        /// The argument vector.
+        command: Vec<String>,
+        /// What it works on.
+        workspace: Workspace,
+        /// How each limit is enforced.
+        limits: Vec<Enforcement>,
+        /// What was given up by name.
+        without: BTreeSet<Feature>,
+        /// The caller's labels.
+        labels: BTreeMap<String, String>,
+    },
+    /// An execution has ended.
+    Stopped {
+        /// Its id.
+        job: JobId,
+        /// How, with what it used.
+        outcome: Outcome,
+        /// Where its log is, if one is kept.
+        log: Option<String>,
+    },
+    /// A sandbox is about to be created.
+    Created {
+        /// Its id.
+        sandbox: SandboxId,
+        /// Whom it is for.
+        tenant: TenantName,
+        /// Which backend builds it.
+        backend: BackendName,
+        /// What its walls are.
+        boundary: Boundary,
+    },
+    /// A sandbox was destroyed.
+    Destroyed {
+        /// Its id.
+        sandbox: SandboxId,
+        /// Whether nothing was left (C-30).
+        clean: bool,
+        /// What was left, or why it was destroyed by somebody else than its owner.
+        detail: Option<String>,
+    },
+    /// A spec or command was not admitted.
+    Refused {
+        /// Who asked.
+        tenant: TenantName,
+        /// Each refusal, in words.
+        refusals: Vec<String>,
+    },
+    /// The journal goes on in a new file: always the first record of one, and nowhere else.
+    Rotated {
+        /// The number of the file that was finished.
+        segment: u32,
+    },
+}
+
+impl Event {
+    /// The execution this is about.
+    pub fn job(&self) -> Option<&JobId> {
+        match self {
+            Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
+            Self::Created { .. }
+            | Self::Destroyed { .. }
+            | Self::Refused { .. }
+            | Self::Rotated { .. } => None,
+        }
+    }
+
+    /// The sandbox this names. A stop names its job only.
+    pub fn sandbox(&self) -> Option<&SandboxId> {
+        match self {
+            Self::Started { sandbox, .. }
+            | Self::Created { sandbox, .. }
+            | Self::Destroyed { sandbox, .. } => Some(sandbox),
+            Self::Stopped { .. } | Self::Refused { .. } | Self::Rotated { .. } => None,
+        }
+    }
+
+    /// The tenant this names.
+    pub fn tenant(&self) -> Option<&TenantName> {
+        match self {
+            Self::Started { tenant, .. }
+            | Self::Created { tenant, .. }
+            | Self::Refused { tenant, .. } => Some(tenant),
+            Self::Stopped { .. } | Self::Destroyed { .. } | Self::Rotated { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What can go wrong with the journal, by step, and what a caller is told about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use stockade_core::{Error, ErrorCode};
+
+use super::record::MAX_LINE;
+use super::verify::{Break, Damage};
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("cannot {step} `{file}`: {source}")]
+    Io { step: &'static str, file: PathBuf, source: io::Error },
+    #[error("another process has held `{file}` locked for {waited:?}")]
+    Locked { file: PathBuf, waited: Duration },
+    #[error("there is no journal at `{0}`")]
+    Missing(PathBuf),
+    #[error("{0}")]
+    Broken(Break),
+    #[error("`{file}` was {what} by somebody else")]
+    Damaged { file: PathBuf, what: Damage },
+    #[error("the event takes more than the {MAX_LINE} bytes that a record may have")]
+    TooLong,
+    #[error("a rotation is recorded by the journal itself, never by a caller")]
+    NotForCallers,
+    #[error("the event has no JSON form: {0}")]
+    Encoding(#[from] serde_json::Error),
+}
+
+impl Fault {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Io { .. } | Self::Broken(_) | Self::Damaged { .. } => {
+                ErrorCode::JournalUnavailable
+            }
+            Self::Locked { .. } => ErrorCode::TooSlow,
+            Self::Missing(_) => ErrorCode::NotFound,
+            Self::TooLong => ErrorCode::TooLarge,
+            Self::NotForCallers | Self::Encoding(_) => ErrorCode::Invalid,
+        }
+    }
+
+    fn remedy(&self) -> &'static str {
+        match self {
+            Self::Io { source, .. } => io_remedy(source.kind()),
+            Self::Broken(_) | Self::Damaged { .. } => {
+                "`stockade audit verify` says where; keep the journal directory as evidence, move it \
+                 away and start again"
+            }
+            Self::Locked { .. } => "find the process that holds it (`fuser`) and end it",
+            Self::Missing(_) => "name a state directory in which something was run",
+            Self::TooLong => "pass the command's long arguments as a file or as input",
+            Self::NotForCallers | Self::Encoding(_) => "leave the event out",
+        }
+    }
+
+    pub(super) fn during(self, operation: &'static str) -> Error {
+        Error::new(self.code(), operation, self.to_string()).remedy(self.remedy()).source(self)
+    }
+}
+
+fn io_remedy(kind: io::ErrorKind) -> &'static str {
+    if matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        return "free some disk space; nothing runs unrecorded";
+    }
+    "make the journal directory readable and writable for this user; nothing runs unrecorded"
+}
+
+/// Names the step and the file of an input or output error.
+pub(super) trait During<T> {
+    fn during(self, step: &'static str, file: impl FnOnce() -> PathBuf) -> Result<T, Fault>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, step: &'static str, file: impl FnOnce() -> PathBuf) -> Result<T, Fault> {
+        self.map_err(|source| Fault::Io { step, file: file(), source })
+    }
+}

@@ -1,0 +1,181 @@
+//! The audit journal: what was run for whom, behind which walls, and how it ended (C-40).
+//!
+//! JSON lines, each holding the hash of the one before, written by any number of processes. A record
+//! that was reported as written is in the kernel's hands and survives the engine; nothing that was
+//! reported is ever changed, moved or removed here. Secrets have no place in it (C-41).
+
+mod event;
+mod fault;
+mod head;
+mod read;
+mod record;
+mod tail;
+mod time;
+mod verify;
+mod walk;
+mod writer;
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use stockade_core::{Bytes, JobId, Result};
+
+pub use event::Event;
+pub use read::{Filter, Job, Jobs, Records};
+pub use record::{Digest, Record};
+pub use time::Timestamp;
+pub use verify::{Break, Damage, Verdict};
+
+use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
+use fault::{During, Fault};
+use head::{HEAD, Head};
+use walk::Walk;
+use writer::Writer;
+
+/// The segment that is written to.
+const CURRENT: &str = "journal.jsonl";
+const RECORD: &str = "record";
+
+/// The name of a finished segment.
+fn archive(segment: u32) -> String {
+    format!("journal-{segment:06}.jsonl")
+}
+
+/// How the journal is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JournalOptions {
+    /// When a file has grown to this, a new one is begun.
+    pub segment_bytes: Bytes,
+    /// Whether each record is flushed to the disk. If not, it survives the engine's death but may be
+    /// lost with the machine's power; the journal then counts as broken, since nothing tells a power
+    /// loss from a cut.
+    pub sync: bool,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self { segment_bytes: Bytes::mib(64), sync: false }
+    }
+}
+
+/// What the writer of a record gets. Kept elsewhere, it proves later that the record was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receipt {
+    /// The record's number.
+    pub seq: u64,
+    /// Its hash, which stands for everything before it too.
+    pub hash: Digest,
+}
+
+/// The audit journal of one state directory. Any number of threads and processes may use it at once.
+#[derive(Debug)]
+pub struct Journal {
+    dir: Directory,
+    options: JournalOptions,
+}
+
+impl Journal {
+    /// Opens the journal, beginning one where there is none.
+    pub fn open(state: &StateDir, options: JournalOptions) -> Result<Self> {
+        let dir = state.subdirectory("journal")?;
+        begin(&dir).map_err(|fault| fault.during("open the journal"))?;
+        Ok(Self { dir, options })
+    }
+
+    /// Records one event. When this returns, the record survives the end of this process.
+    ///
+    /// - Blocks for microseconds; while other writers are at it, for up to 5 s, then fails with
+    ///   `too-slow`.
+    /// - If it fails, nothing was recorded and nothing may be run (C-40). A later call heals what a
+    ///   failed write left.
+    pub fn append(&self, event: Event) -> Result<Receipt> {
+        self.append_within(&event, LOCK_PATIENCE).map_err(|fault| fault.during(RECORD))
+    }
+
+    /// Records one event if no other writer is at it this instant, else does nothing: for callers
+    /// that must not wait.
+    pub fn try_append(&self, event: &Event) -> Result<Option<Receipt>> {
+        match self.append_within(event, Duration::ZERO) {
+            Err(Fault::Locked { .. }) => Ok(None),
+            other => other.map(Some).map_err(|fault| fault.during(RECORD)),
+        }
+    }
+
+    fn append_within(&self, event: &Event, patience: Duration) -> Result<Receipt, Fault> {
+        if matches!(event, Event::Rotated { .. }) {
+            return Err(Fault::NotForCallers);
+        }
+        let event = record::encode(event)?.ok_or(Fault::TooLong)?;
+        let lock = self.lock(patience)?;
+        Writer::resume(&self.dir, &self.options, &lock)?.append(&event)
+    }
+
+    fn lock(&self, waited: Duration) -> Result<Locked, Fault> {
+        let path = || self.dir.path_of(HEAD);
+        let file = self.dir.open(HEAD, OFlags::RDWR).during("open", path)?;
+        let locked = Locked::within(file, Sharing::Exclusive, waited).during("lock", path)?;
+        locked.ok_or_else(|| Fault::Locked { file: path(), waited })
+    }
+
+    /// Checks every record, in bounded memory, without holding writers up.
+    pub fn verify(&self) -> Result<Verdict> {
+        verify::verify(&self.dir).map_err(|fault| fault.during("verify the journal"))
+    }
+
+    /// Checks the journal in a directory, which may be a copy. Nothing is written.
+    pub fn verify_dir(path: impl AsRef<Path>) -> Result<Verdict> {
+        let path = path.as_ref();
+        let dir = Directory::existing(path).during("open", || path.to_owned());
+        let verdict = dir.and_then(|dir| verify::verify(&dir));
+        verdict.map_err(|fault| fault.during("verify the journal"))
+    }
+
+    /// The records that fit the filter, oldest first.
+    pub fn records(&self, filter: Filter) -> Result<Records<'_>> {
+        Ok(Records::new(self.walk()?, filter))
+    }
+
+    /// The executions whose start fits the filter.
+    pub fn jobs(&self, filter: Filter) -> Result<Jobs<'_>> {
+        Ok(Jobs::new(self.walk()?, filter))
+    }
+
+    /// One execution.
+    pub fn job(&self, job: &JobId) -> Result<Option<Job>> {
+        let filter = Filter { job: Some(job.clone()), ..Filter::default() };
+        self.jobs(filter)?.next().transpose()
+    }
+
+    fn walk(&self) -> Result<Walk<'_>> {
+        Walk::new(&self.dir).map_err(|fault| fault.during(read::READ))
+    }
+}
+
+/// Makes the head of an empty journal, unless there is one. It appears whole or not at all.
+fn begin(dir: &Directory) -> Result<(), Fault> {
+    let path = || dir.path_of(HEAD);
+    if dir.exists(HEAD).during("look for", path)? {
+        return Ok(());
+    }
+    // Listed before the head is made: another process may begin the same journal just now.
+    let names = dir.names().during("list", || dir.path_of("."))?;
+    let has_records = names.iter().any(|name| walk::is_segment(name));
+    if has_records && !dir.exists(HEAD).during("look for", path)? {
+        return Err(Fault::Damaged { file: path(), what: Damage::Removed });
+    }
+    let draft = draft_name(HEAD);
+    let made = place(dir, &draft).during("create", path);
+    dir.remove(&draft).during("clean up", || dir.path_of(&draft))?;
+    made
+}
+
+fn place(dir: &Directory, draft: &str) -> std::io::Result<()> {
+    let file = dir.open(draft, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+    Head::EMPTY.write(&file)?;
+    file.sync_data()?;
+    match dir.link(draft, HEAD) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
+    }
+}

@@ -1,0 +1,228 @@
+//! Whether the journal is what was written: every line against its hash, every hash against the next
+//! record, the last one against the head.
+//!
+//! What this cannot see: a journal replaced as a whole, or cut back together with its head, by
+//! somebody who computes all hashes anew. Receipts kept elsewhere show that.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::fault::Fault;
+use super::head::{HEAD, Head};
+use super::record::{Digest, Link, is_rotation};
+use super::walk::{Place, Shape, Walk};
+use crate::state::Directory;
+
+/// What verification found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", rename_all = "camelCase")]
+pub enum Verdict {
+    /// Everything is as it was written.
+    Clean {
+        /// How many records there are.
+        records: u64,
+        /// The last one's hash: kept elsewhere, it proves later that nothing was replaced.
+        head: Digest,
+    },
+    /// Somebody has touched it.
+    Broken(Break),
+}
+
+/// Where the journal is broken first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Break {
+    /// The file's name.
+    pub segment: String,
+    /// The line in it, from 1.
+    pub line: u64,
+    /// The number of the record that belongs there.
+    pub seq: u64,
+    /// What happened to it.
+    pub what: Damage,
+}
+
+/// What happened to a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Damage {
+    /// Its bytes are not those that were written.
+    Changed,
+    /// It is gone, and later ones are there.
+    Removed,
+    /// It is there, but not in its place.
+    Reordered,
+    /// It and everything after it in its file is gone, in whole or in part.
+    Truncated,
+    /// It is not a record.
+    Malformed,
+}
+
+impl Break {
+    pub(super) fn of_head(seq: u64, what: Damage) -> Self {
+        Self { segment: HEAD.to_owned(), line: 1, seq, what }
+    }
+}
+
+/// Verifies the journal in a directory.
+pub(super) fn verify(dir: &Directory) -> Result<Verdict, Fault> {
+    match Check::new(dir).and_then(Check::run) {
+        Err(Fault::Broken(place)) => Ok(Verdict::Broken(place)),
+        other => other,
+    }
+}
+
+struct Check<'a> {
+    walk: Walk<'a>,
+    /// The last record that is as it was written.
+    last: Head,
+    /// The place of that record.
+    at: (u32, u64),
+}
+
+impl<'a> Check<'a> {
+    fn new(dir: &'a Directory) -> Result<Self, Fault> {
+        Ok(Self { walk: Walk::new(dir)?, last: Head::EMPTY, at: (1, 0) })
+    }
+
+    fn run(mut self) -> Result<Verdict, Fault> {
+        let mut line = Vec::new();
+        while let Some(place) = self.walk.next(&mut line)? {
+            match self.judge(place, &line) {
+                Ok(link) => {
+                    self.last = self.last.after(link.hash, 0);
+                    self.at = (place.segment, place.line);
+                }
+                Err(Found::Here(what)) => return Ok(self.broken(place.segment, place.line, what)),
+                Err(Found::Gap) => return self.gap(place),
+            }
+        }
+        Ok(self.finish())
+    }
+
+    fn judge(&self, place: Place, line: &[u8]) -> Result<Link, Found> {
+        match place.shape {
+            Shape::Whole => {}
+            Shape::Absent => return Err(Found::Here(Damage::Removed)),
+            Shape::TooLong => return Err(Found::Here(Damage::Malformed)),
+            Shape::Torn => return Err(Found::Here(self.torn(place))),
+        }
+        let link = Link::read(line).map_err(Found::Here)?;
+        let expected = self.last.seq + 1;
+        if link.seq > expected {
+            return Err(Found::Gap);
+        }
+        let moved = place.segment > 1 && place.line == 1 && !is_rotation(line, place.segment - 1);
+        if link.seq < expected || moved {
+            return Err(Found::Here(Damage::Reordered));
+        }
+        if link.prev != self.last.hash {
+            return Err(Found::Here(Damage::Changed));
+        }
+        Ok(link)
+    }
+
+    /// A last line without its newline was cut, unless the file is as long as it should be.
+    fn torn(&self, place: Place) -> Damage {
+        let snapshot = &self.walk.snapshot;
+        let cut = snapshot.damage == Some(Damage::Truncated);
+        if place.segment == snapshot.head.segment && !cut {
+            return Damage::Changed;
+        }
+        Damage::Truncated
+    }
+
+    /// Later records follow directly: the missing one was moved, or it is gone.
+    fn gap(mut self, place: Place) -> Result<Verdict, Fault> {
+        let moved = self.comes_later(self.last.seq + 1)?;
+        if moved {
+            return Ok(self.broken(place.segment, place.line, Damage::Reordered));
+        }
+        if place.line > 1 || place.segment == 1 {
+            return Ok(self.broken(place.segment, place.line, Damage::Removed));
+        }
+        // The segment before ends too early.
+        let before = place.segment - 1;
+        let lines = if self.at.0 == before { self.at.1 } else { 0 };
+        Ok(self.broken(before, lines + 1, Damage::Truncated))
+    }
+
+    fn comes_later(&mut self, seq: u64) -> Result<bool, Fault> {
+        let mut line = Vec::new();
+        while let Some(place) = self.walk.next(&mut line)? {
+            match place.shape {
+                Shape::Absent => return Ok(false),
+                Shape::Torn | Shape::TooLong => {}
+                Shape::Whole if Link::read(&line).is_ok_and(|link| link.seq == seq) => {
+                    return Ok(true);
+                }
+                Shape::Whole => {}
+            }
+        }
+        Ok(false)
+    }
+
+    /// Every line is in order: now the end.
+    fn finish(self) -> Verdict {
+        let head = self.walk.snapshot.head;
+        let next_line = self.walk.line + 1;
+        if self.last.seq < head.seq && self.walk.snapshot.damage == Some(Damage::Truncated) {
+            return self.broken(head.segment, next_line, Damage::Truncated);
+        }
+        if self.last.seq != head.seq || self.last.hash != head.hash {
+            return Verdict::Broken(Break::of_head(self.last.seq, Damage::Changed));
+        }
+        match self.walk.snapshot.damage {
+            // All records are there, so it is the head that speaks of more.
+            Some(Damage::Truncated) => Verdict::Broken(Break::of_head(head.seq, Damage::Changed)),
+            Some(damage) => self.broken(head.segment, next_line, damage),
+            None => Verdict::Clean { records: head.seq, head: head.hash },
+        }
+    }
+
+    fn broken(&self, segment: u32, line: u64, what: Damage) -> Verdict {
+        let segment = self.walk.snapshot.name(segment);
+        Verdict::Broken(Break { segment, line, seq: self.last.seq + 1, what })
+    }
+}
+
+enum Found {
+    Here(Damage),
+    Gap,
+}
+
+impl Verdict {
+    /// Whether everything is as it was written.
+    pub fn is_clean(&self) -> bool {
+        matches!(self, Self::Clean { .. })
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Clean { records, head } => write!(f, "clean: {records} records, head {head}"),
+            Self::Broken(place) => place.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Break {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segment, line, seq, what } = self;
+        write!(f, "broken: {segment}, line {line}: record {seq} was {what}")
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Changed => "changed",
+            Self::Removed => "removed",
+            Self::Reordered => "reordered",
+            Self::Truncated => "truncated",
+            Self::Malformed => "malformed",
+        })
+    }
+}

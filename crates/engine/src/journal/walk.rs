@@ -1,0 +1,208 @@
+//! Every line of the journal in order, over all its segments, as it stood at one instant. Memory is
+//! bounded by one line, and writers are held up only while the instant is taken.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Take};
+
+use rustix::fs::OFlags;
+
+use super::fault::{During, Fault};
+use super::head::{HEAD, Head};
+use super::record::MAX_LINE;
+use super::tail::Tail;
+use super::verify::{Break, Damage};
+use super::writer::rename_is_due;
+use super::{CURRENT, archive};
+use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing};
+
+/// The journal at one instant: what is appended later is not seen.
+pub(super) struct Snapshot {
+    /// The head, a record that the next writer will take over included.
+    pub(super) head: Head,
+    /// What is wrong beyond the head or with how far the current segment reaches.
+    pub(super) damage: Option<Damage>,
+    current: Option<File>,
+    /// The current file is the segment before the head's: a writer died before renaming it.
+    unrenamed: bool,
+}
+
+impl Snapshot {
+    pub(super) fn take(dir: &Directory) -> Result<Self, Fault> {
+        let lock = lock_for_reading(dir)?;
+        let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD))?;
+        let head = head.ok_or(Fault::Broken(Break::of_head(0, Damage::Malformed)))?;
+        let unrenamed = rename_is_due(dir, head)?;
+        let current = optional(dir.open(CURRENT, OFlags::RDONLY));
+        let current = current.during("open", || dir.path_of(CURRENT))?;
+        let mut snapshot = Self { head, damage: None, current, unrenamed };
+        snapshot.look_beyond().during("read", || dir.path_of(CURRENT))?;
+        drop(lock);
+        Ok(snapshot)
+    }
+
+    fn look_beyond(&mut self) -> io::Result<()> {
+        let Some(current) = self.current.as_ref().filter(|_| !self.unrenamed) else {
+            return Ok(());
+        };
+        match Tail::of(current, self.head)? {
+            Tail::None | Tail::Torn => {}
+            Tail::Whole(link, length) => self.head = self.head.after(link.hash, length),
+            Tail::Damaged(damage) => self.damage = Some(damage),
+        }
+        Ok(())
+    }
+
+    /// The file of a segment, cut to what the head covers; nothing if it is not there.
+    fn segment(&mut self, dir: &Directory, number: u32) -> Result<Option<Segment>, Fault> {
+        let last = self.head.segment;
+        if number == last && (self.unrenamed || self.head.offset == 0) {
+            return Ok(Some(Segment::Empty));
+        }
+        let (file, limit) = if number == last {
+            (self.current.take(), self.head.offset)
+        } else if self.unrenamed && number + 1 == last {
+            (self.current.take(), u64::MAX)
+        } else {
+            let name = archive(number);
+            let opened = optional(dir.open(&name, OFlags::RDONLY));
+            (opened.during("open", || dir.path_of(&name))?, u64::MAX)
+        };
+        Ok(file.map(|file| Segment::Lines(BufReader::new(file.take(limit)))))
+    }
+}
+
+fn lock_for_reading(dir: &Directory) -> Result<Locked, Fault> {
+    let file = match dir.open(HEAD, OFlags::RDONLY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(headless(dir)?),
+        opened => opened.during("open", || dir.path_of(HEAD))?,
+    };
+    let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
+    let locked = locked.during("lock", || dir.path_of(HEAD))?;
+    locked.ok_or_else(|| Fault::Locked { file: dir.path_of(HEAD), waited: LOCK_PATIENCE })
+}
+
+/// Without a head there is no journal, unless there are records: then the head was taken away.
+fn headless(dir: &Directory) -> Result<Fault, Fault> {
+    let names = dir.names().during("list", || dir.path_of("."))?;
+    Ok(if names.iter().any(|name| is_segment(name)) {
+        Fault::Broken(Break::of_head(0, Damage::Removed))
+    } else {
+        Fault::Missing(dir.path_of("."))
+    })
+}
+
+pub(super) fn is_segment(name: &str) -> bool {
+    name.starts_with("journal") && name.ends_with(".jsonl")
+}
+
+fn optional(opened: io::Result<File>) -> io::Result<Option<File>> {
+    match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+/// What was found at one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// A line with its newline.
+    Whole,
+    /// The end of the segment in the middle of a line.
+    Torn,
+    /// More bytes than a line may have.
+    TooLong,
+    /// No file for this segment.
+    Absent,
+}
+
+/// One place in the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) segment: u32,
+    /// From 1.
+    pub(super) line: u64,
+    pub(super) shape: Shape,
+}
+
+enum Segment {
+    Empty,
+    Lines(BufReader<Take<File>>),
+}
+
+/// A walk over every line of a snapshot.
+pub(super) struct Walk<'a> {
+    dir: &'a Directory,
+    pub(super) snapshot: Snapshot,
+    /// The segment and line that were handed out last.
+    pub(super) segment: u32,
+    pub(super) line: u64,
+    reader: Segment,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(dir: &'a Directory) -> Result<Self, Fault> {
+        let snapshot = Snapshot::take(dir)?;
+        Ok(Self { dir, snapshot, segment: 0, line: 0, reader: Segment::Empty })
+    }
+
+    /// Puts the next line, without its newline, into `line`.
+    pub(super) fn next(&mut self, line: &mut Vec<u8>) -> Result<Option<Place>, Fault> {
+        loop {
+            if let Some(shape) = self.read(line)? {
+                self.line += 1;
+                return Ok(Some(self.place(shape)));
+            }
+            if self.segment == self.snapshot.head.segment {
+                return Ok(None);
+            }
+            self.segment += 1;
+            self.line = 0;
+            match self.snapshot.segment(self.dir, self.segment)? {
+                Some(reader) => self.reader = reader,
+                None => {
+                    self.reader = Segment::Empty;
+                    self.line = 1;
+                    return Ok(Some(self.place(Shape::Absent)));
+                }
+            }
+        }
+    }
+
+    /// What is wrong with the line that was handed out last.
+    pub(super) fn damaged(&self, what: Damage) -> Fault {
+        Fault::Damaged { file: self.dir.path_of(&self.snapshot.name(self.segment)), what }
+    }
+
+    fn place(&self, shape: Shape) -> Place {
+        Place { segment: self.segment, line: self.line, shape }
+    }
+
+    fn read(&mut self, line: &mut Vec<u8>) -> Result<Option<Shape>, Fault> {
+        line.clear();
+        let Segment::Lines(reader) = &mut self.reader else { return Ok(None) };
+        let read = reader.take(MAX_LINE as u64).read_until(b'\n', line);
+        read.during("read", || self.dir.path_of(&self.snapshot.name(self.segment)))?;
+        Ok(shape(line))
+    }
+}
+
+impl Snapshot {
+    /// The name of the file a segment is in.
+    pub(super) fn name(&self, segment: u32) -> String {
+        let last = self.head.segment;
+        if segment == last || (self.unrenamed && segment + 1 == last) {
+            return CURRENT.to_owned();
+        }
+        archive(segment)
+    }
+}
+
+fn shape(line: &mut Vec<u8>) -> Option<Shape> {
+    if line.is_empty() {
+        return None;
+    }
+    if line.pop_if(|last| *last == b'\n').is_some() {
+        return Some(Shape::Whole);
+    }
+    Some(if line.len() == MAX_LINE { Shape::TooLong } else { Shape::Torn })
+}

@@ -1,0 +1,339 @@
+//! Leases: every sandbox is on disk before it exists, so that whoever comes later finds what a dead
+//! engine left (C-31).
+//!
+//! A lease is a file whose lock its owner holds for life. The kernel frees the lock when the owner
+//! dies, so nobody ever guesses from process ids. No lease file is ever visible under its name
+//! without its lock being held, except after its owner's death. A child that is forked without an
+//! exec must close the descriptors it inherits, or the lease lives on with it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId, TenantName};
+
+use crate::journal::Timestamp;
+use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
+
+/// The longest lease file.
+const MAX_LEASE: u64 = 64 << 10;
+const SUFFIX: &str = ".json";
+const DRAFT: &str = "lease";
+/// What everybody who probes locks holds, so that no probe is mistaken for an owner.
+const PROBING: &str = "lock";
+/// A reaper removes a draft that it catches before its maker has locked it; the maker begins again.
+const ATTEMPTS: usize = 8;
+
+/// What a lease says about its sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LeaseBody {
+    /// The sandbox.
+    pub id: SandboxId,
+    /// The backend that can destroy it.
+    pub backend: BackendName,
+    /// Whom it is run for.
+    pub tenant: TenantName,
+    /// When the lease was taken.
+    pub created: Timestamp,
+    /// The owner's process id, for people: nothing is decided by it.
+    pub owner: u32,
+    /// The caller's labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The leases of one state directory.
+#[derive(Debug, Clone)]
+pub struct Leases(Arc<Directory>);
+
+/// A lease that this process owns. Dropping it leaves the file for a reaper to find; releasing it is
+/// for a sandbox that is known to be gone.
+#[derive(Debug)]
+pub struct Lease(Holding);
+
+/// A dead owner's lease, held so that nobody else reaps it. Dropping it gives it back.
+#[derive(Debug)]
+pub struct StaleLease(Holding);
+
+/// One lease as seen from outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseInfo {
+    /// What it says.
+    pub body: LeaseBody,
+    /// Whether somebody holds it: its owner, or a reaper at work.
+    pub alive: bool,
+}
+
+/// A file among the leases that is none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MalformedLease {
+    /// The file.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// Every lease there is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseListing {
+    /// The leases, by sandbox id.
+    pub leases: Vec<LeaseInfo>,
+    /// Files that are none, for a person to look at: nobody removes them.
+    pub malformed: Vec<MalformedLease>,
+}
+
+#[derive(Debug)]
+struct Holding {
+    dir: Arc<Directory>,
+    body: LeaseBody,
+    _lock: Locked,
+}
+
+impl LeaseBody {
+    /// A lease of this process, from now.
+    pub fn new(id: SandboxId, backend: BackendName, tenant: TenantName) -> Self {
+        let owner = std::process::id();
+        Self { id, backend, tenant, created: Timestamp::now(), owner, labels: BTreeMap::new() }
+    }
+}
+
+impl Leases {
+    /// Opens the leases of a state directory.
+    pub fn open(state: &StateDir) -> Result<Self> {
+        Ok(Self(Arc::new(state.subdirectory("leases")?)))
+    }
+
+    /// Takes a lease for a sandbox that is about to be created. With a quota, that is the most live
+    /// leases the tenant may have, this one included.
+    pub fn acquire(&self, body: LeaseBody, quota: Option<u32>) -> Result<Lease> {
+        const ACQUIRE: &str = "take a lease";
+        let json = serde_json::to_vec(&body).map_err(|error| self.failed(ACQUIRE, error.into()))?;
+        if json.len() as u64 > MAX_LEASE {
+            let message = format!("the labels take more than {MAX_LEASE} bytes");
+            return Err(Error::new(ErrorCode::TooLarge, ACQUIRE, message).remedy("shorten them"));
+        }
+        // Held until the lease is there, so that no other counts in between.
+        let _probing = quota.map(|quota| self.within_quota(&body.tenant, quota)).transpose()?;
+        let lock = self.place(&body.id, &json).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => in_use(&body.id),
+            _ => self.failed(ACQUIRE, error),
+        })?;
+        Ok(Lease(Holding { dir: Arc::clone(&self.0), body, _lock: lock }))
+    }
+
+    fn within_quota(&self, tenant: &TenantName, quota: u32) -> Result<Locked> {
+        let probing = self.probing()?;
+        let listing = self.look(&probing)?;
+        let theirs = |info: &&LeaseInfo| info.alive && info.body.tenant == *tenant;
+        let live = listing.leases.iter().filter(theirs).count();
+        if live < quota as usize {
+            return Ok(probing);
+        }
+        let message = format!("tenant {tenant} has {live} of at most {quota} sandboxes");
+        Err(Error::new(ErrorCode::QuotaExceeded, "take a lease", message)
+            .remedy("wait until one has ended, destroy one, or raise the quota"))
+    }
+
+    fn place(&self, id: &SandboxId, json: &[u8]) -> io::Result<Locked> {
+        for _ in 0..ATTEMPTS {
+            match self.place_once(id, json) {
+                Ok(Some(lock)) => return Ok(lock),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::from(io::ErrorKind::ResourceBusy))
+    }
+
+    fn place_once(&self, id: &SandboxId, json: &[u8]) -> io::Result<Option<Locked>> {
+        let draft = draft_name(DRAFT);
+        let file = self.0.open(&draft, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+        let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? else { return Ok(None) };
+        let placed = lock.file().write_all(json).and_then(|()| self.0.link(&draft, &name_of(id)));
+        self.0.remove(&draft)?;
+        placed.map(|()| Some(lock))
+    }
+
+    /// Every lease of every engine that uses this directory.
+    pub fn list(&self) -> Result<LeaseListing> {
+        let probing = self.probing()?;
+        self.look(&probing)
+    }
+
+    /// Takes over the leases whose owners are dead, each for one taker only, and clears away
+    /// what owners left that died while they took one.
+    pub fn claim_stale(&self) -> Result<Vec<StaleLease>> {
+        let _probing = self.probing()?;
+        let mut stale = Vec::new();
+        for name in self.names()? {
+            if name.starts_with(&format!(".{DRAFT}-")) {
+                self.clear(&name).map_err(|error| self.failed("clear a lease", error))?;
+            } else if name.ends_with(SUFFIX) {
+                stale.extend(self.claim(&name)?);
+            }
+        }
+        Ok(stale)
+    }
+
+    fn claim(&self, name: &str) -> Result<Option<StaleLease>> {
+        let failed = |error| self.failed("claim a lease", error);
+        let Some(Seen { file, body: Ok(body) }) = self.see(name).map_err(failed)? else {
+            return Ok(None);
+        };
+        let Ok(lock) = Locked::attempt(file, Sharing::Exclusive).map_err(failed)? else {
+            return Ok(None);
+        };
+        // Its owner may have released it, or a reaper finished, since the file was opened.
+        if is_gone(lock.file()).map_err(failed)? {
+            return Ok(None);
+        }
+        let dir = Arc::clone(&self.0);
+        Ok(Some(StaleLease(Holding { dir, body, _lock: lock })))
+    }
+
+    fn clear(&self, draft: &str) -> io::Result<()> {
+        let Some(file) = absent_is_none(self.0.open(draft, OFlags::RDONLY))? else {
+            return Ok(());
+        };
+        match Locked::attempt(file, Sharing::Exclusive)? {
+            Ok(_lock) => self.0.remove(draft),
+            Err(_owned) => Ok(()),
+        }
+    }
+
+    fn look(&self, _probing: &Locked) -> Result<LeaseListing> {
+        let mut listing = LeaseListing::default();
+        for name in self.names()?.iter().filter(|name| name.ends_with(SUFFIX)) {
+            let seen = self.see(name).map_err(|error| self.failed("read a lease", error))?;
+            let Some(Seen { file, body }) = seen else { continue };
+            match body {
+                Ok(body) => listing.leases.extend(self.probe(file, body)?),
+                Err(problem) => {
+                    listing.malformed.push(MalformedLease { file: self.0.path_of(name), problem });
+                }
+            }
+        }
+        Ok(listing)
+    }
+
+    fn probe(&self, file: File, body: LeaseBody) -> Result<Option<LeaseInfo>> {
+        let failed = |error| self.failed("probe a lease", error);
+        match Locked::attempt(file, Sharing::Shared).map_err(failed)? {
+            Err(_held) => Ok(Some(LeaseInfo { body, alive: true })),
+            Ok(lock) if is_gone(lock.file()).map_err(failed)? => Ok(None),
+            Ok(_lock) => Ok(Some(LeaseInfo { body, alive: false })),
+        }
+    }
+
+    fn see(&self, name: &str) -> io::Result<Option<Seen>> {
+        let Some(file) = absent_is_none(self.0.open(name, OFlags::RDONLY))? else {
+            return Ok(None);
+        };
+        let mut json = Vec::new();
+        (&file).take(MAX_LEASE + 1).read_to_end(&mut json)?;
+        Ok(Some(Seen { file, body: parse(name, &json) }))
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let mut names = self.0.names().map_err(|error| self.failed("list the leases", error))?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn probing(&self) -> Result<Locked> {
+        const LOCK: &str = "lock the leases";
+        let failed = |error| self.failed(LOCK, error);
+        let file = self.0.open(PROBING, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
+        let locked = Locked::within(file, Sharing::Exclusive, LOCK_PATIENCE).map_err(failed)?;
+        locked.ok_or_else(|| {
+            let path = self.0.path_of(PROBING);
+            let message = format!("another process holds `{}` locked", path.display());
+            Error::new(ErrorCode::TooSlow, LOCK, message)
+                .remedy("find the process that holds it (`fuser`) and end it")
+        })
+    }
+
+    fn failed(&self, operation: &'static str, error: io::Error) -> Error {
+        let message = format!("`{}`: {error}", self.0.path_of("").display());
+        Error::new(ErrorCode::StateUnavailable, operation, message)
+            .remedy("make the directory writable for this user, with some space left")
+            .source(error)
+    }
+}
+
+/// A lease file that was opened: what it says, or what is wrong with it.
+struct Seen {
+    file: File,
+    body: Result<LeaseBody, String>,
+}
+
+fn parse(name: &str, json: &[u8]) -> Result<LeaseBody, String> {
+    if json.len() as u64 > MAX_LEASE {
+        return Err(format!("it has more than {MAX_LEASE} bytes"));
+    }
+    let body: LeaseBody = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    if name != name_of(&body.id) {
+        return Err(format!("it speaks of sandbox {}", body.id));
+    }
+    Ok(body)
+}
+
+fn name_of(id: &SandboxId) -> String {
+    format!("{id}{SUFFIX}")
+}
+
+fn in_use(id: &SandboxId) -> Error {
+    Error::new(ErrorCode::Invalid, "take a lease", format!("sandbox {id} exists already"))
+        .remedy("take another id, or destroy that sandbox first")
+}
+
+fn is_gone(file: &File) -> io::Result<bool> {
+    Ok(rustix::fs::fstat(file)?.st_nlink == 0)
+}
+
+fn absent_is_none(opened: io::Result<File>) -> io::Result<Option<File>> {
+    match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+impl Holding {
+    /// The name goes first and the lock after it, so that nobody finds the file unlocked.
+    fn remove(self, operation: &'static str) -> Result<()> {
+        let removed = self.dir.remove(&name_of(&self.body.id));
+        removed.map_err(|error| Leases(Arc::clone(&self.dir)).failed(operation, error))
+    }
+}
+
+impl Lease {
+    /// What it says.
+    pub fn body(&self) -> &LeaseBody {
+        &self.0.body
+    }
+
+    /// Ends the lease: the sandbox is gone.
+    pub fn release(self) -> Result<()> {
+        self.0.remove("release a lease")
+    }
+}
+
+impl StaleLease {
+    /// What it says.
+    pub fn body(&self) -> &LeaseBody {
+        &self.0.body
+    }
+
+    /// Ends the lease: what its owner left is gone.
+    pub fn finish(self) -> Result<()> {
+        self.0.remove("finish a lease")
+    }
+}

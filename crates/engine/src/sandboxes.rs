@@ -1,0 +1,375 @@
+//! The part of the pipeline that touches walls: create, run, destroy, reap. Each step runs in a task
+//! of its own, so that a caller who gives up half-way leaves nothing behind (C-32).
+
+use std::sync::{Arc, Mutex, Weak};
+
+use stockade_core::{
+    Admitted, Backend, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process, Result,
+    Sandbox, SandboxId, Stdin, StreamReport, Usage,
+};
+use tokio::sync::watch;
+
+use crate::engine::{Inner, lock};
+use crate::execution::{Control, Finished, Shared};
+use crate::id;
+use crate::journal::Event;
+use crate::lease::{Lease, LeaseBody};
+use crate::supervise::{Ended, supervise};
+
+/// The programs a clean environment finds.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// An admitted spec and the backend that will honour it.
+#[derive(Clone)]
+pub(crate) struct Order {
+    pub backend: Arc<dyn Backend>,
+    pub admitted: Admitted,
+}
+
+/// A sandbox that lives until it is destroyed.
+pub(crate) struct Live {
+    pub order: Order,
+    pub sandbox: Arc<dyn Sandbox>,
+    lease: Mutex<Option<Lease>>,
+    executions: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl Live {
+    fn remember(&self, shared: &Arc<Shared>) {
+        let mut executions = lock(&self.executions);
+        executions.retain(|execution| execution.strong_count() > 0);
+        executions.push(Arc::downgrade(shared));
+    }
+}
+
+/// The one who waits for a sandbox. If it goes away first, so does the sandbox (C-32).
+struct Caller {
+    inner: Arc<Inner>,
+    id: SandboxId,
+    wanted: Option<watch::Sender<bool>>,
+}
+
+impl Caller {
+    fn served(&mut self) {
+        self.wanted = None;
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let Some(wanted) = self.wanted.take() else {
+            return;
+        };
+        // Under the table's lock, so that the task either sees that nobody waits or is seen here.
+        let mut table = lock(&self.inner.live);
+        drop(wanted);
+        let live = table.remove(&self.id);
+        drop(table);
+        if let (Some(live), Ok(runtime)) = (live, tokio::runtime::Handle::try_current()) {
+            runtime.spawn(Arc::clone(&self.inner).retire(live));
+        }
+    }
+}
+
+impl Inner {
+    /// One-shot: builds the walls, starts the command, and leaves the rest to a task.
+    pub(crate) async fn start(
+        self: Arc<Self>,
+        order: Order,
+        command: Command,
+        shared: Arc<Shared>,
+    ) -> Result<()> {
+        in_a_task(async move {
+            let built = self.build(&order, &shared.sandbox, shared.cancelled()).await;
+            let live = match built {
+                Ok(live) => live,
+                Err(error) => return Err(self.never_ran(&order, &shared, error, Ok(())).await),
+            };
+            match self.spawn(&live, &command, &shared).await {
+                Ok(process) => {
+                    tokio::spawn(self.see_through(live, command, shared, process, true));
+                    Ok(())
+                }
+                Err(error) => {
+                    let released = self.take_down(&live).await;
+                    Err(self.never_ran(&order, &shared, error, released).await)
+                }
+            }
+        })
+        .await
+    }
+
+    /// Starts a command in a sandbox that lives on.
+    pub(crate) async fn start_in(
+        self: Arc<Self>,
+        live: Arc<Live>,
+        command: Command,
+        shared: Arc<Shared>,
+    ) -> Result<()> {
+        in_a_task(async move {
+            live.remember(&shared);
+            match self.spawn(&live, &command, &shared).await {
+                Ok(process) => {
+                    tokio::spawn(self.see_through(live, command, shared, process, false));
+                    Ok(())
+                }
+                Err(error) => Err(self.never_ran(&live.order, &shared, error, Ok(())).await),
+            }
+        })
+        .await
+    }
+
+    /// Builds a sandbox that lives on.
+    pub(crate) async fn create_live(self: Arc<Self>, order: Order) -> Result<SandboxId> {
+        let id: SandboxId = id::fresh()?;
+        let (wanted, cancelled) = watch::channel(false);
+        let mut caller = Caller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
+        in_a_task({
+            let id = id.clone();
+            async move {
+                self.record(created(&id, &order)).await?;
+                let live = self.build(&order, &id, cancelled.clone()).await?;
+                if self.keep(&id, &live, &cancelled) {
+                    return Ok(());
+                }
+                self.take_down(&live).await
+            }
+        })
+        .await?;
+        caller.served();
+        Ok(id)
+    }
+
+    /// Makes the sandbox known, unless its caller has given up in the meantime.
+    fn keep(&self, id: &SandboxId, live: &Arc<Live>, cancelled: &watch::Receiver<bool>) -> bool {
+        let mut table = lock(&self.live);
+        let wanted = cancelled.has_changed().is_ok();
+        if wanted {
+            table.insert(id.clone(), Arc::clone(live));
+        }
+        wanted
+    }
+
+    /// Lease first, then walls: whatever happens in between can be found and reaped (C-31).
+    async fn build(
+        &self,
+        order: &Order,
+        id: &SandboxId,
+        mut cancelled: watch::Receiver<bool>,
+    ) -> Result<Arc<Live>> {
+        let spec = order.admitted.spec();
+        let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
+        body.labels = spec.labels.clone();
+        let lease = self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)?;
+        let create = order.backend.create(id, &order.admitted);
+        let created = tokio::select! {
+            created = tokio::time::timeout(self.config.create_deadline, create) => {
+                created.unwrap_or_else(|_| Err(too_slow("create", order.backend.as_ref())))
+            }
+            _ = cancelled.wait_for(|cancelled| *cancelled) => {
+                Err(Error::new(ErrorCode::Gone, "create", "cancelled before the walls stood"))
+            }
+        };
+        match created {
+            Ok(sandbox) => Ok(Arc::new(Live {
+                order: order.clone(),
+                sandbox,
+                lease: Mutex::new(Some(lease)),
+                executions: Mutex::default(),
+            })),
+            Err(error) => {
+                // A create that failed may not leave anything, but that is checked, not assumed. If
+                // it cannot be confirmed the lease stays, and with it the duty to reap.
+                self.destroy_within(order.backend.as_ref(), id).await?;
+                lease.release()?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn spawn(&self, live: &Live, command: &Command, shared: &Shared) -> Result<Process> {
+        let limits = live.order.admitted.limits_for(command);
+        let resolved = resolve(command, &live.order.admitted)?;
+        let spawn = live.sandbox.spawn(&resolved, &limits);
+        let spawned = tokio::time::timeout(self.config.create_deadline, spawn).await;
+        let process =
+            spawned.unwrap_or_else(|_| Err(too_slow("spawn", live.order.backend.as_ref())))?;
+        let _ = shared.control.set(Control(Arc::clone(&process.control)));
+        Ok(process)
+    }
+
+    /// Watches a command to its end, records it, and takes the walls down if they were its own.
+    async fn see_through(
+        self: Arc<Self>,
+        live: Arc<Live>,
+        command: Command,
+        shared: Arc<Shared>,
+        process: Process,
+        one_shot: bool,
+    ) {
+        let limits = live.order.admitted.limits_for(&command);
+        let stdin = command.stdin;
+        let ended = supervise(process, stdin, &limits, &shared.history, shared.cancelled()).await;
+        // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
+        let released = if one_shot || !ended.confirmed {
+            lock(&self.live).remove(&shared.sandbox);
+            self.take_down(&live).await
+        } else {
+            Ok(())
+        };
+        self.finish(&live.order, &shared, ended, released).await;
+    }
+
+    /// Closes the record and reveals the outcome.
+    async fn finish(&self, order: &Order, shared: &Shared, ended: Ended, released: Result<()>) {
+        let outcome = Outcome {
+            ending: ended.ending,
+            stdout: ended.stdout,
+            stderr: ended.stderr,
+            usage: ended.usage,
+            limits: order.admitted.enforcement().to_vec(),
+        };
+        let event = Event::Stopped { job: shared.job.clone(), outcome: outcome.clone(), log: None };
+        let recorded = self.record(event).await;
+        lock(&self.running).remove(&shared.job);
+        shared.finish(Finished { outcome, released: released.and(recorded) });
+    }
+
+    /// Closes the record of a command that never got as far as a process.
+    async fn never_ran(
+        &self,
+        order: &Order,
+        shared: &Shared,
+        error: Error,
+        released: Result<()>,
+    ) -> Error {
+        let ended = Ended {
+            ending: Ending::Lost(error.message().to_owned()),
+            usage: Usage::default(),
+            stdout: StreamReport::default(),
+            stderr: StreamReport::default(),
+            confirmed: true,
+        };
+        self.finish(order, shared, ended, released).await;
+        error
+    }
+
+    /// Ends a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
+    pub(crate) async fn retire(self: Arc<Self>, live: Arc<Live>) -> Result<()> {
+        in_a_task(async move {
+            let executions: Vec<_> =
+                lock(&live.executions).iter().filter_map(Weak::upgrade).collect();
+            executions.iter().for_each(|shared| shared.cancel());
+            let taken_down = self.take_down(&live).await;
+            for shared in executions {
+                shared.finished().await;
+            }
+            taken_down
+        })
+        .await
+    }
+
+    /// Destroys, checks, records, and only then gives the lease back.
+    async fn take_down(&self, live: &Live) -> Result<()> {
+        let id = live.sandbox.id();
+        let Some(lease) = lock(&live.lease).take() else {
+            return Ok(());
+        };
+        let destroyed = self.destroy_within(live.order.backend.as_ref(), id).await;
+        let detail = destroyed.as_ref().err().map(|error| error.message().to_owned());
+        let event = Event::Destroyed { sandbox: id.clone(), clean: destroyed.is_ok(), detail };
+        let recorded = self.record(event).await;
+        // Walls that may still stand keep their lease, so that they are reaped later.
+        destroyed?;
+        lease.release()?;
+        recorded
+    }
+
+    async fn destroy_within(&self, backend: &dyn Backend, id: &SandboxId) -> Result<()> {
+        let destroyed =
+            tokio::time::timeout(self.config.destroy_deadline, backend.destroy(id)).await;
+        destroyed.unwrap_or_else(|_| Err(too_slow("destroy", backend)))
+    }
+
+    /// Destroys a sandbox that is not this engine's: nothing to do, or what a dead engine left.
+    pub(crate) async fn destroy_foreign(&self, id: &SandboxId) -> Result<()> {
+        let leases = self.leases.list()?;
+        match leases.leases.iter().find(|lease| lease.body.id == *id) {
+            None => Ok(()),
+            Some(lease) if lease.alive => {
+                let message = format!("sandbox `{id}` belongs to another running engine");
+                Err(Error::new(ErrorCode::Denied, "destroy", message)
+                    .remedy("end it through the engine that made it: `stockade kill`"))
+            }
+            Some(_) => self.reap().await.map(drop),
+        }
+    }
+
+    /// Destroys what dead engines left. A backend this engine does not have keeps its leases.
+    pub(crate) async fn reap(&self) -> Result<Vec<SandboxId>> {
+        let mut reaped = Vec::new();
+        for stale in self.leases.claim_stale()? {
+            let Some(backend) = self.registry.get(&stale.body().backend) else {
+                continue;
+            };
+            self.destroy_within(backend.as_ref(), &stale.body().id).await?;
+            let sandbox = stale.body().id.clone();
+            let detail = Some("reaped: its engine had ended".into());
+            self.journal.append(Event::Destroyed {
+                sandbox: sandbox.clone(),
+                clean: true,
+                detail,
+            })?;
+            stale.finish()?;
+            reaped.push(sandbox);
+        }
+        Ok(reaped)
+    }
+}
+
+fn created(sandbox: &SandboxId, order: &Order) -> Event {
+    Event::Created {
+        sandbox: sandbox.clone(),
+        tenant: order.admitted.spec().tenant.clone(),
+        backend: order.admitted.backend().clone(),
+        boundary: order.admitted.boundary(),
+    }
+}
+
+fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
+    Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
+        .backend(backend.name())
+        .remedy("see whether what it relies on is alive: `stockade detect`")
+}
+
+/// Runs to the end even if the caller does not wait for it.
+async fn in_a_task<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    match tokio::spawn(work).await {
+        Ok(result) => result,
+        Err(join) => {
+            Err(Error::new(ErrorCode::System, "run a task", "the task ended").source(join))
+        }
+    }
+}
+
+/// What the backend is given: environment, directory and user merged, and input always a stream.
+fn resolve(command: &Command, admitted: &Admitted) -> Result<Command> {
+    let spec = admitted.spec();
+    let mut resolved = command.clone();
+    resolved.env = spec.env.clone();
+    resolved.env.extend(command.env.clone());
+    for (name, value) in [("PATH", PATH), ("LANG", "C.UTF-8")] {
+        let name: EnvName = name.parse().map_err(|error| {
+            Error::new(ErrorCode::Invalid, "resolve", "a built-in name").source(error)
+        })?;
+        resolved.env.entry(name).or_insert_with(|| value.to_owned());
+    }
+    resolved.dir = command.dir.clone().or_else(|| spec.workdir.clone());
+    resolved.user = command.user.or(spec.user);
+    if resolved.stdin != Stdin::None {
+        resolved.stdin = Stdin::Stream;
+    }
+    Ok(resolved)
+}

@@ -1,0 +1,159 @@
+//! Which backend a spec takes: the strongest boundary that can honour it, among those the caller
+//! allows, with a reason for each one not taken.
+
+use serde::Serialize;
+use stockade_core::{
+    Admitted, BackendChoice, BackendName, Boundary, Capabilities, Refusal, Refusals, SandboxSpec,
+    admit,
+};
+
+/// What was chosen and why nothing else was.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Selection {
+    /// The backend taken, if any.
+    pub chosen: Option<BackendName>,
+    /// One for each backend there is, the strongest boundary first.
+    pub choices: Vec<Choice>,
+    #[serde(skip)]
+    pub(crate) admitted: Option<Admitted>,
+}
+
+/// Why one backend was taken or not.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Choice {
+    /// Which backend.
+    pub backend: BackendName,
+    /// Its boundary.
+    pub boundary: Boundary,
+    /// Whether it was taken.
+    pub taken: bool,
+    /// The reason, in one sentence.
+    pub why: String,
+    /// Everything it cannot honour.
+    pub refusals: Vec<Refusal>,
+}
+
+/// Chooses among backends that were measured. Pure: the same arguments always give the same choice.
+pub fn select(spec: &SandboxSpec, measured: &[Capabilities]) -> Selection {
+    let mut ordered: Vec<_> = measured.iter().collect();
+    // Stable: backends with the same boundary keep the order of the registry.
+    ordered.sort_by_key(|capabilities| std::cmp::Reverse(capabilities.boundary));
+    let mut selection = Selection { chosen: None, choices: Vec::new(), admitted: None };
+    for capabilities in ordered {
+        let verdict = judge(spec, capabilities, &mut selection);
+        selection.choices.push(verdict);
+    }
+    selection
+}
+
+fn judge(spec: &SandboxSpec, capabilities: &Capabilities, selection: &mut Selection) -> Choice {
+    let verdict = |taken, why: String, refusals| Choice {
+        backend: capabilities.backend.clone(),
+        boundary: capabilities.boundary,
+        taken,
+        why,
+        refusals,
+    };
+    if let Some(why) = passed_over(spec, capabilities) {
+        return verdict(false, why, Vec::new());
+    }
+    match (admit(spec, capabilities), &selection.chosen) {
+        (Err(Refusals(refusals)), _) => verdict(
+            false,
+            format!("cannot honour the spec: {}", Refusals(refusals.clone())),
+            refusals,
+        ),
+        (Ok(_), Some(taken)) => verdict(false, format!("{taken} comes first"), Vec::new()),
+        (Ok(admitted), None) => {
+            selection.chosen = Some(capabilities.backend.clone());
+            selection.admitted = Some(admitted);
+            verdict(true, taken_because(spec), Vec::new())
+        }
+    }
+}
+
+fn taken_because(spec: &SandboxSpec) -> String {
+    match spec.backend {
+        BackendChoice::Auto => "the strongest boundary that can honour the spec".into(),
+        BackendChoice::Named(_) => "named by the caller".into(),
+    }
+}
+
+/// Why a backend is not even considered.
+fn passed_over(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<String> {
+    match &spec.backend {
+        BackendChoice::Named(name) if *name == capabilities.backend => None,
+        BackendChoice::Named(name) => Some(format!("{name} was named")),
+        BackendChoice::Auto if capabilities.boundary.makes_a_security_claim() => None,
+        BackendChoice::Auto => {
+            let boundary = capabilities.boundary;
+            Some(format!("the boundary {boundary} is never chosen automatically; name the backend"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::{Feature, Support};
+
+    use super::*;
+
+    fn able(name: &'static str, boundary: Boundary) -> Capabilities {
+        let none = Capabilities::none(BackendName::literal(name), boundary);
+        Feature::ALL.iter().fold(none, |all, feature| all.with(*feature, Support::full("test")))
+    }
+
+    fn chosen(spec: &SandboxSpec, measured: &[Capabilities]) -> Option<String> {
+        select(spec, measured).chosen.map(String::from)
+    }
+
+    #[test]
+    fn the_strongest_boundary_that_can_honour_the_spec_is_taken() {
+        let weak = able("weak", Boundary::SharedKernel);
+        let strong = able("strong", Boundary::Hardware);
+        let spec = SandboxSpec::default();
+        assert_eq!(chosen(&spec, &[weak.clone(), strong.clone()]).as_deref(), Some("strong"));
+        let lacking = strong.with(Feature::EphemeralWorkspace, Support::missing("none", "none"));
+        assert_eq!(chosen(&spec, &[weak, lacking]).as_deref(), Some("weak"));
+    }
+
+    #[test]
+    fn no_boundary_and_an_emulated_one_are_never_chosen_automatically() {
+        let spec = SandboxSpec {
+            boundaries: Boundary::ALL.into_iter().collect(),
+            ..SandboxSpec::default()
+        };
+        let measured = [able("mock", Boundary::None), able("vm", Boundary::Emulated)];
+        assert_eq!(chosen(&spec, &measured), None);
+        let named = SandboxSpec { backend: "vm".parse().unwrap(), ..spec };
+        assert_eq!(chosen(&named, &measured).as_deref(), Some("vm"));
+    }
+
+    #[test]
+    fn every_backend_not_taken_has_a_reason() {
+        let measured = [
+            able("one", Boundary::SharedKernel),
+            able("two", Boundary::SharedKernel),
+            Capabilities::unavailable(
+                BackendName::literal("gone"),
+                Boundary::Hardware,
+                "no daemon",
+                "start it",
+            ),
+            able("mock", Boundary::None),
+        ];
+        let selection = select(&SandboxSpec::default(), &measured);
+        let why: Vec<_> =
+            selection.choices.iter().map(|v| (v.backend.as_str(), v.why.as_str())).collect();
+        assert_eq!(selection.chosen.as_ref().map(BackendName::as_str), Some("one"));
+        assert_eq!(selection.choices.len(), 4);
+        assert!(
+            why.iter().any(|(name, why)| *name == "gone" && why.contains("no daemon")),
+            "{why:?}"
+        );
+        assert!(why.iter().any(|(name, why)| *name == "two" && why.contains("one")), "{why:?}");
+        assert!(why.iter().any(|(name, why)| *name == "mock" && why.contains("never")), "{why:?}");
+    }
+}

@@ -1,0 +1,310 @@
+//! The directory that holds what must outlive a process: the journal and the leases.
+//!
+//! It belongs to one user alone. Nothing here follows a symbolic link in a last component, uses a
+//! directory of somebody else, or leaves one open to others.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use stockade_core::{Error, ErrorCode, Result};
+
+const PRIVATE: u32 = 0o700;
+
+/// The state directory, opened and found private.
+#[derive(Debug)]
+pub struct StateDir(Directory);
+
+/// A private directory, held open: everything in it is reached through the handle.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StateFault {
+    #[error("`{0}` is a symbolic link")]
+    Link(PathBuf),
+    #[error("`{0}` is not a directory")]
+    NotADirectory(PathBuf),
+    #[error("`{path}` belongs to user {owner}")]
+    Foreign { path: PathBuf, owner: u32 },
+    #[error("`{0}` is open to other users and cannot be closed to them")]
+    Exposed(PathBuf),
+    #[error("`{path}` cannot be {step}: {source}")]
+    Io { step: &'static str, path: PathBuf, source: io::Error },
+}
+
+impl StateDir {
+    /// Opens the directory, creating it and its parents for this user alone.
+    ///
+    /// - One that is a symbolic link or belongs to somebody else is refused.
+    /// - One that others can enter is closed to them, or refused where that does not work.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = std::path::absolute(path.as_ref())
+            .map_err(|source| StateFault::io("found", path.as_ref(), source))?;
+        // A trailing slash would make the kernel follow a symbolic link after all.
+        let path: PathBuf = path.components().collect();
+        let made = open_or_make(CWD, &path, &path, |path| {
+            DirBuilder::new().recursive(true).mode(PRIVATE).create(path)
+        })?;
+        Ok(Self(made))
+    }
+
+    /// Where the state lives unless told otherwise: `$XDG_STATE_HOME/stockade`, or
+    /// `$HOME/.local/state/stockade`. Values that are not absolute paths do not count.
+    pub fn default_location(lookup: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+        let absolute = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        absolute("XDG_STATE_HOME")
+            .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+            .map(|base| base.join("stockade"))
+            .ok_or_else(|| {
+                let message = "neither XDG_STATE_HOME nor HOME holds an absolute path";
+                Error::new(ErrorCode::StateUnavailable, "find the state directory", message)
+                    .remedy("set XDG_STATE_HOME or name a state directory")
+            })
+    }
+
+    /// Its absolute path.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// A directory in it, made if need be, as private as itself.
+    pub(crate) fn subdirectory(&self, name: &'static str) -> Result<Directory> {
+        let path = self.0.path_of(name);
+        let make = |_: &Path| Ok(rustix::fs::mkdirat(&self.0.fd, name, Mode::from(PRIVATE))?);
+        Ok(open_or_make(self.0.fd.as_fd(), Path::new(name), &path, make)?)
+    }
+}
+
+fn open_or_make(
+    at: BorrowedFd<'_>,
+    name: &Path,
+    path: &Path,
+    make: impl Fn(&Path) -> io::Result<()>,
+) -> Result<Directory, StateFault> {
+    if let Some(there) = open_private(at, name, path)? {
+        return Ok(there);
+    }
+    match make(path) {
+        // Another engine may start at the same instant.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(StateFault::io("created", path, error));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    let gone = || StateFault::io("opened", path, Errno::NOENT.into());
+    open_private(at, name, path)?.ok_or_else(gone)
+}
+
+fn open_private(
+    at: BorrowedFd<'_>,
+    name: &Path,
+    path: &Path,
+) -> Result<Option<Directory>, StateFault> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    match rustix::fs::openat(at, name, flags, Mode::empty()) {
+        Ok(fd) => {
+            let directory = Directory { fd, path: path.to_owned() };
+            directory.make_private()?;
+            Ok(Some(directory))
+        }
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::LOOP | Errno::NOTDIR) => Err(not_a_directory(at, name, path)),
+        Err(errno) => Err(StateFault::io("opened", path, errno.into())),
+    }
+}
+
+fn not_a_directory(at: BorrowedFd<'_>, name: &Path, path: &Path) -> StateFault {
+    match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
+            StateFault::Link(path.to_owned())
+        }
+        Ok(_) | Err(_) => StateFault::NotADirectory(path.to_owned()),
+    }
+}
+
+impl Directory {
+    fn make_private(&self) -> Result<(), StateFault> {
+        let owner = self.stat()?.st_uid;
+        if owner != rustix::process::geteuid().as_raw() {
+            return Err(StateFault::Foreign { path: self.path.clone(), owner });
+        }
+        if self.is_open_to_others()? {
+            // Some file systems accept the change and ignore it, so only the second look counts.
+            let _ = rustix::fs::fchmod(&self.fd, Mode::from(PRIVATE));
+            if self.is_open_to_others()? {
+                return Err(StateFault::Exposed(self.path.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_open_to_others(&self) -> Result<bool, StateFault> {
+        Ok(self.stat()?.st_mode & 0o077 != 0)
+    }
+
+    fn stat(&self) -> Result<rustix::fs::Stat, StateFault> {
+        rustix::fs::fstat(&self.fd)
+            .map_err(|errno| StateFault::io("read", &self.path, errno.into()))
+    }
+
+    /// An existing directory, as it is: for reading a copy that somebody else may have made.
+    pub(crate) fn existing(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
+        let fd = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self { fd, path: path.to_owned() })
+    }
+
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn open(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.fd, name, flags, Mode::from(0o600))?.into())
+    }
+
+    pub(crate) fn exists(&self, name: &str) -> io::Result<bool> {
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Gives a file a second name; fails where that name is taken.
+    pub(crate) fn link(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::linkat(&self.fd, from, &self.fd, to, AtFlags::empty())?)
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.fd, from, &self.fd, to)?)
+    }
+
+    /// Removes a file. One that is not there is no error.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.fd)? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        Ok(names)
+    }
+
+    /// Makes renames and new files survive a power loss.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.fd)?)
+    }
+}
+
+/// A name for a file that is not finished: no other process or thread will come upon it.
+pub(crate) fn draft_name(purpose: &str) -> String {
+    let random = RandomState::new().build_hasher().finish();
+    format!(".{purpose}-{}-{random:016x}", std::process::id())
+}
+
+/// How long anybody waits for a lock: holders need microseconds, so longer means that one is stuck.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A file under `flock`, freed when this is dropped or the process dies.
+#[derive(Debug)]
+pub(crate) struct Locked(File);
+
+/// How a lock is shared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sharing {
+    /// With other readers.
+    Shared,
+    /// With nobody.
+    Exclusive,
+}
+
+impl Locked {
+    /// The lock if it is free at this instant, else the file back.
+    pub(crate) fn attempt(file: File, sharing: Sharing) -> io::Result<Result<Self, File>> {
+        let operation = match sharing {
+            Sharing::Shared => FlockOperation::NonBlockingLockShared,
+            Sharing::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        };
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => Ok(Ok(Self(file))),
+            Err(Errno::WOULDBLOCK) => Ok(Err(file)),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The lock, waited for with bounded patience; nothing if it stays taken.
+    pub(crate) fn within(
+        mut file: File,
+        sharing: Sharing,
+        patience: Duration,
+    ) -> io::Result<Option<Self>> {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            file = match Self::attempt(file, sharing)? {
+                Ok(locked) => return Ok(Some(locked)),
+                Err(file) => file,
+            };
+            if start.elapsed() >= patience {
+                return Ok(None);
+            }
+            // The kernel has no lock call with a deadline, so this asks again, ever more slowly.
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A child between fork and exec may still hold a copy: closing alone would not free the lock.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+impl StateFault {
+    fn io(step: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { step, path: path.to_owned(), source }
+    }
+
+    fn remedy(&self) -> &'static str {
+        match self {
+            Self::Link(_) => "name the directory the link points to",
+            Self::NotADirectory(_) => "move the file away or name another state directory",
+            Self::Foreign { .. } => {
+                "run as that user, or set XDG_STATE_HOME to a directory of your own"
+            }
+            Self::Exposed(_) => "name a state directory on a file system that keeps permissions",
+            Self::Io { .. } => "make it possible, or set XDG_STATE_HOME to a directory of your own",
+        }
+    }
+}
+
+impl From<StateFault> for Error {
+    fn from(fault: StateFault) -> Self {
+        Error::new(ErrorCode::StateUnavailable, "open the state directory", fault.to_string())
+            .remedy(fault.remedy())
+            .source(fault)
+    }
+}

@@ -1,0 +1,152 @@
+//! Watches one process from its start to its end: passes its output on, enforces wall time and the
+//! output cap, and ends it when asked. Knows nothing of sandboxes, journals or tenants.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes as Data;
+use stockade_core::{
+    EffectiveLimits, Ending, Exit, ExitStatus, Process, ProcessControl, ProcessEvent,
+    ProcessEvents, Stdin, StreamId, StreamReport, Usage,
+};
+use tokio::sync::watch;
+
+use crate::history::History;
+
+/// How long a killed process may take to report its end before it counts as not confirmed.
+const KILL_GRACE: Duration = Duration::from_secs(5);
+
+/// What became of the process.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub ending: Ending,
+    pub usage: Usage,
+    pub stdout: StreamReport,
+    pub stderr: StreamReport,
+    /// Whether the backend reported the end. If not, only destroying the sandbox makes sure (C-11).
+    pub confirmed: bool,
+}
+
+/// Passes output on up to the cap; counts and drops the rest (C-12).
+struct Pump<'a> {
+    history: &'a History,
+    room: u64,
+    stdout: StreamReport,
+    stderr: StreamReport,
+}
+
+impl Pump<'_> {
+    async fn accept(&mut self, stream: StreamId, mut data: Data) {
+        let passed = usize::try_from(self.room).unwrap_or(usize::MAX).min(data.len());
+        let dropped = data.len() - passed;
+        data.truncate(passed);
+        self.room -= passed as u64;
+        let report = match stream {
+            StreamId::Stdout => &mut self.stdout,
+            StreamId::Stderr => &mut self.stderr,
+        };
+        report.bytes += passed as u64;
+        report.dropped += dropped as u64;
+        if passed > 0 {
+            self.history.push(stream, data).await;
+        }
+    }
+
+    /// Reads events until the end. Cancel-safe: it may be polled again after being left half-way.
+    async fn drive(&mut self, events: &mut dyn ProcessEvents) -> Exit {
+        loop {
+            match events.next().await {
+                Some(ProcessEvent::Output(stream, data)) => self.accept(stream, data).await,
+                Some(ProcessEvent::Exit(exit)) => return exit,
+                None => return ExitStatus::Lost("its events ended without an exit".into()).into(),
+            }
+        }
+    }
+}
+
+/// Watches the process to its end.
+pub(crate) async fn supervise(
+    process: Process,
+    stdin: Stdin,
+    limits: &EffectiveLimits,
+    history: &History,
+    cancelled: watch::Receiver<bool>,
+) -> Ended {
+    let started = Instant::now();
+    let Process { mut events, control } = process;
+    let room = limits.output.map_or(u64::MAX, |cap| cap.0);
+    let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
+    let mut pump = Pump { history, room, stdout, stderr };
+    let (exit, stopped) = {
+        let drive = pump.drive(events.as_mut());
+        tokio::pin!(drive);
+        tokio::select! {
+            // An end that has been reported wins over a timer that fires at the same moment.
+            biased;
+            exit = &mut drive => (Some(exit), None),
+            ending = stop(limits, cancelled) => {
+                history.stop_holding();
+                let ended = kill(control.as_ref(), &mut drive).await;
+                (ended, Some(ending))
+            }
+            never = feed(stdin, control.as_ref()) => match never {},
+        }
+    };
+    let confirmed = exit.is_some();
+    let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
+    let usage = Usage::new(started.elapsed().into(), exit.cpu_time, exit.peak_memory);
+    let ending = stopped.unwrap_or_else(|| ending_of(exit.status));
+    Ended { ending, usage, stdout: pump.stdout, stderr: pump.stderr, confirmed }
+}
+
+/// Resolves when the process has to be ended from outside.
+async fn stop(limits: &EffectiveLimits, mut cancelled: watch::Receiver<bool>) -> Ending {
+    let expired = async {
+        match limits.wall_time {
+            Some(wall) => tokio::time::sleep(wall.into()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = expired => Ending::TimedOut,
+        // A closed channel means that nobody is left who could want it.
+        _ = cancelled.wait_for(|cancelled| *cancelled) => Ending::Cancelled,
+    }
+}
+
+async fn kill(
+    control: &dyn ProcessControl,
+    drive: impl Future<Output = Exit> + Unpin,
+) -> Option<Exit> {
+    let killed = async {
+        // Whether it worked is told by the exit, not by the answer.
+        let _ = control.kill().await;
+        std::future::pending::<Infallible>().await
+    };
+    let end = async {
+        tokio::select! {
+            exit = drive => exit,
+            never = killed => match never {},
+        }
+    };
+    tokio::time::timeout(KILL_GRACE, end).await.ok()
+}
+
+/// Feeds the bytes a command came with. Errors do not matter: a program need not read its input.
+async fn feed(stdin: Stdin, control: &dyn ProcessControl) -> Infallible {
+    if let Stdin::Bytes(bytes) = stdin {
+        let _ = control.write_stdin(bytes.into()).await;
+        let _ = control.close_stdin().await;
+    }
+    std::future::pending().await
+}
+
+fn ending_of(status: ExitStatus) -> Ending {
+    match status {
+        ExitStatus::Exited(code) => Ending::Exited(code),
+        ExitStatus::Signalled(signal) => Ending::Signalled(signal),
+        ExitStatus::StartFailed(failure) => Ending::StartFailed(failure),
+        ExitStatus::LimitExceeded(limit) => Ending::LimitExceeded(limit),
+        ExitStatus::Lost(reason) => Ending::Lost(reason),
+    }
+}
