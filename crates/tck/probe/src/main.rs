@@ -90,6 +90,7 @@ fn perform(verb: &str, args: &Args) -> io::Result<Done> {
         "print" => output::print(args),
         "print-hex" => output::print_hex(args),
         "flood" => output::flood(args),
+        "flood-on-eof" => output::flood_on_eof(args),
         "interleave" => output::interleave(args),
         "echo" => output::echo(),
         "burn" => limits::burn(args),

@@ -143,6 +143,17 @@ impl Kit {
         spec
     }
 
+    /// Like `spec`, with a workspace that no other number has.
+    pub fn spec_apart(&self, number: usize) -> Verdict<SandboxSpec> {
+        let mut spec = self.spec();
+        if let Workspace::Local(_) = spec.workspace {
+            let own = self.0.base.path().join(format!("workspace-{number}"));
+            furnish(&own, &self.0.subject.probe())?;
+            spec.workspace = Workspace::Local(host_path(&own)?);
+        }
+        Ok(spec)
+    }
+
     /// Starts a command in a sandbox of its own.
     pub async fn start(&self, spec: SandboxSpec, command: Command) -> Verdict<Execution> {
         if self.carries_the_probe_in() {
@@ -197,16 +208,21 @@ impl Kit {
 fn lay_out(form: &ProbeForm) -> Verdict<TempDir> {
     let base = tempfile::Builder::new().prefix("stockade-tck-").tempdir()?;
     fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755))?;
-    for name in ["workspace", "outside", "programs"] {
-        let directory = base.path().join(name);
-        fs::create_dir(&directory)?;
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777))?;
-        if let (ProbeForm::Native(bytes), true) = (form, name != "outside") {
-            fs::write(directory.join("probe"), bytes)?;
-            fs::set_permissions(directory.join("probe"), fs::Permissions::from_mode(0o755))?;
-        }
-    }
+    furnish(&base.path().join("workspace"), form)?;
+    furnish(&base.path().join("programs"), form)?;
+    furnish(&base.path().join("outside"), &ProbeForm::Simulated)?;
     Ok(base)
+}
+
+/// A directory with the probe in it, if there is one to be carried in.
+fn furnish(directory: &Path, form: &ProbeForm) -> Verdict {
+    fs::create_dir(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o777))?;
+    if let ProbeForm::Native(bytes) = form {
+        fs::write(directory.join("probe"), bytes)?;
+        fs::set_permissions(directory.join("probe"), fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
 }
 
 pub(crate) fn host_path(path: &Path) -> Verdict<HostPath> {

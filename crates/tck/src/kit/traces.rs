@@ -21,7 +21,7 @@ impl Kit {
     pub async fn gone(&self, id: &SandboxId) -> Verdict {
         let listed = self.backend().list().await?;
         check!(!listed.contains(id), "expected {id} to be gone, but the backend lists it");
-        let leased = self.engine().list().await?.iter().any(|lease| lease.body.id == *id);
+        let leased = self.engine().list().await?.leases.iter().any(|lease| lease.body.id == *id);
         check!(!leased, "expected {id} to be gone, but its lease is there");
         let observer = self.0.subject.observer();
         let sought = id.clone();
