@@ -11,6 +11,7 @@ use stockade_core::{
 
 use crate::config::EngineConfig;
 use crate::execution::{Execution, Shared, Watcher};
+use crate::history::Subscription;
 use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
@@ -74,6 +75,27 @@ impl Engine {
     pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
         let shared = self.inner.begin(&order, id::fresh()?, &command).await?;
+        self.start(order, command, shared).await
+    }
+
+    /// Like [`Engine::run`], with a follower who is there from the first byte on.
+    pub async fn run_followed(
+        &self,
+        spec: SandboxSpec,
+        command: Command,
+    ) -> Result<(Execution, Subscription)> {
+        let order = self.inner.admit(&spec, Some(&command)).await?;
+        let shared = self.inner.begin(&order, id::fresh()?, &command).await?;
+        let follower = shared.history.follow();
+        Ok((self.start(order, command, shared).await?, follower))
+    }
+
+    async fn start(
+        &self,
+        order: Order,
+        command: Command,
+        shared: Arc<Shared>,
+    ) -> Result<Execution> {
         // The handle cancels when it is dropped, so giving up half-way ends what the task has begun.
         let execution = Execution::new(Arc::clone(&shared));
         self.inner.clone().start(order, command, shared).await?;
@@ -88,13 +110,27 @@ impl Engine {
 
     /// Runs one more command in a sandbox of this engine.
     pub async fn exec(&self, id: &SandboxId, command: Command) -> Result<Execution> {
-        let live = self.inner.live(id)?;
-        let capabilities = self.inner.registry.capabilities(live.order.admitted.backend()).await;
-        if let Some(capabilities) = capabilities {
-            let spec = live.order.admitted.spec();
-            self.inner.admit_command(&command, spec, capabilities).await?;
-        }
-        let shared = self.inner.begin(&live.order, id.clone(), &command).await?;
+        let (live, shared) = self.inner.begin_in(id, &command).await?;
+        self.start_in(live, command, shared).await
+    }
+
+    /// Like [`Engine::exec`], with a follower who is there from the first byte on.
+    pub async fn exec_followed(
+        &self,
+        id: &SandboxId,
+        command: Command,
+    ) -> Result<(Execution, Subscription)> {
+        let (live, shared) = self.inner.begin_in(id, &command).await?;
+        let follower = shared.history.follow();
+        Ok((self.start_in(live, command, shared).await?, follower))
+    }
+
+    async fn start_in(
+        &self,
+        live: Arc<Live>,
+        command: Command,
+        shared: Arc<Shared>,
+    ) -> Result<Execution> {
         let execution = Execution::new(Arc::clone(&shared));
         self.inner.clone().start_in(live, command, shared).await?;
         Ok(execution)
@@ -232,6 +268,21 @@ impl Inner {
             )
             .remedy("`stockade ps` lists the ones there are")
         })
+    }
+
+    async fn begin_in(
+        &self,
+        id: &SandboxId,
+        command: &Command,
+    ) -> Result<(Arc<Live>, Arc<Shared>)> {
+        let live = self.live(id)?;
+        let spec = live.order.admitted.spec();
+        let capabilities = self.registry.capabilities(live.order.admitted.backend()).await;
+        if let Some(capabilities) = capabilities {
+            self.admit_command(command, spec, capabilities).await?;
+        }
+        let shared = self.begin(&live.order, id.clone(), command).await?;
+        Ok((live, shared))
     }
 
     /// Opens the record of an execution: nothing runs before this has been written (C-40).

@@ -134,8 +134,8 @@ impl Watcher {
         self.shared.history.subscribe()
     }
 
-    /// Reads every byte of its output from now on: while it is not read, the program waits, as it
-    /// would at a full pipe. Wall time goes on.
+    /// Like [`Watcher::subscribe`], but from now on nothing is missed: while it is not read, the
+    /// program waits, as it would at a full pipe. Wall time goes on.
     pub fn follow(&self) -> Subscription {
         self.shared.history.follow()
     }

@@ -121,9 +121,11 @@ impl Leases {
         }
         // Held until the lease is there, so that no other counts in between.
         let _probing = quota.map(|quota| self.within_quota(&body.tenant, quota)).transpose()?;
-        let lock = self.place(&body.id, &json).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => in_use(&body.id),
-            _ => self.failed(ACQUIRE, error),
+        let lock = self.place(&body.id, &json).map_err(|error| {
+            if error.kind() == io::ErrorKind::AlreadyExists {
+                return in_use(&body.id);
+            }
+            self.failed(ACQUIRE, error)
         })?;
         Ok(Lease(Holding { dir: Arc::clone(&self.0), body, _lock: lock }))
     }
@@ -200,7 +202,7 @@ impl Leases {
     }
 
     fn clear(&self, draft: &str) -> io::Result<()> {
-        let Some(file) = absent_is_none(self.0.open(draft, OFlags::RDONLY))? else {
+        let Some(file) = absent_is_none(self.0.open(draft, OFlags::RDWR))? else {
             return Ok(());
         };
         match Locked::attempt(file, Sharing::Exclusive)? {
@@ -234,7 +236,7 @@ impl Leases {
     }
 
     fn see(&self, name: &str) -> io::Result<Option<Seen>> {
-        let Some(file) = absent_is_none(self.0.open(name, OFlags::RDONLY))? else {
+        let Some(file) = absent_is_none(self.0.open(name, OFlags::RDWR))? else {
             return Ok(None);
         };
         let mut json = Vec::new();
@@ -262,7 +264,7 @@ impl Leases {
     }
 
     fn failed(&self, operation: &'static str, error: io::Error) -> Error {
-        let message = format!("`{}`: {error}", self.0.path_of("").display());
+        let message = format!("`{}` cannot be used", self.0.path_of("").display());
         Error::new(ErrorCode::StateUnavailable, operation, message)
             .remedy("make the directory writable for this user, with some space left")
             .source(error)

@@ -39,7 +39,7 @@ enum StateFault {
     Foreign { path: PathBuf, owner: u32 },
     #[error("`{0}` is open to other users and cannot be closed to them")]
     Exposed(PathBuf),
-    #[error("`{path}` cannot be {step}: {source}")]
+    #[error("`{path}` cannot be {step}")]
     Io { step: &'static str, path: PathBuf, source: io::Error },
 }
 
@@ -303,8 +303,15 @@ impl StateFault {
 
 impl From<StateFault> for Error {
     fn from(fault: StateFault) -> Self {
-        Error::new(ErrorCode::StateUnavailable, "open the state directory", fault.to_string())
-            .remedy(fault.remedy())
-            .source(fault)
+        let error =
+            Error::new(ErrorCode::StateUnavailable, "open the state directory", fault.to_string())
+                .remedy(fault.remedy());
+        match fault {
+            StateFault::Io { source, .. } => error.source(source),
+            StateFault::Link(_)
+            | StateFault::NotADirectory(_)
+            | StateFault::Foreign { .. }
+            | StateFault::Exposed(_) => error,
+        }
     }
 }

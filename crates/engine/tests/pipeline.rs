@@ -75,8 +75,9 @@ async fn collect(mut subscription: Subscription) -> (Vec<u8>, Vec<u8>, Vec<u64>)
 #[tokio::test]
 async fn a_run_gives_output_and_outcome_and_leaves_nothing() {
     let bench = bench(Faults::default()).await;
-    let execution = bench.run("hello").await;
-    let (out, err, seqs) = collect(execution.follow()).await;
+    let hello = Command::program(["hello"]);
+    let (execution, follower) = bench.engine.run_followed(spec(), hello).await.unwrap();
+    let (out, err, seqs) = collect(follower).await;
     assert_eq!((out.as_slice(), err.as_slice(), seqs), (&b"out"[..], &b"err"[..], vec![0, 1]));
     assert!(execution.outcome().await.success());
     bench.nothing_left().await;
@@ -154,8 +155,8 @@ async fn input_arrives_whole_and_then_ends() {
     let bench = bench(Faults::default()).await;
     let mut command = Command::program(["echo"]);
     command.stdin = Stdin::Bytes(b"to the guest".to_vec());
-    let execution = bench.engine.run(spec(), command).await.unwrap();
-    assert_eq!(collect(execution.follow()).await.0, b"to the guest");
+    let (_execution, follower) = bench.engine.run_followed(spec(), command).await.unwrap();
+    assert_eq!(collect(follower).await.0, b"to the guest");
 }
 
 #[tokio::test]

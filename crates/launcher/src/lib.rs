@@ -1,1 +1,27 @@
-//! Host side, single-threaded: builds Linux walls in order, reads them back, starts the agent.
+//! The launcher: a single-threaded program on the host side that builds Linux walls in one readable
+//! order ([`sandbox`]), reads every one of them back, and starts the agent behind them.
+//!
+//! It never parses anything a guest wrote, never runs a helper program and never leaves a file on
+//! the host: what it makes lives in namespaces and ends with them.
+
+mod client;
+mod error;
+mod fs;
+mod ground;
+mod open;
+mod plan;
+mod sandbox;
+mod seccomp;
+mod server;
+mod spawn;
+mod sys;
+mod template;
+mod walls;
+mod wire;
+
+pub use client::{Launcher, Pending, Program};
+pub use error::{Failure, LaunchError, Wall};
+pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
+pub use seccomp::{DENIED, Denied};
+pub use server::serve;
+pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};

@@ -8,6 +8,7 @@ use stockade_core::{Boundary, Capabilities, Support};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use crate::kit::Shelf;
 use crate::{Case, CaseReport, Kit, Report, Status, Stop, Subject, Verdict, cases};
 
 /// How long measuring a backend, and tidying up after a case, may take.
@@ -42,15 +43,16 @@ pub async fn run(subject: Arc<dyn Subject>, options: &Options) -> Report {
         let (reason, remedy) = ("measuring it took too long", "see why it hangs");
         Capabilities::unavailable(backend.name(), Boundary::None, reason, remedy)
     });
+    let shelf = Shelf::new(subject.probe()).map(Arc::new);
     let turns = Arc::new(Semaphore::new(options.jobs.max(1)));
     let mut running = JoinSet::new();
     let mut reports = Vec::new();
     for (at, case) in cases::all().into_iter().filter(|case| options.takes(case)).enumerate() {
         let (subject, capabilities) = (Arc::clone(&subject), capabilities.clone());
-        let turns = Arc::clone(&turns);
+        let (turns, shelf) = (Arc::clone(&turns), shelf.clone());
         running.spawn(async move {
             let _turn = turns.acquire_owned().await;
-            (at, judge(case, subject, capabilities).await)
+            (at, judge(case, subject, capabilities, shelf).await)
         });
     }
     while let Some(judged) = running.join_next().await {
@@ -62,11 +64,16 @@ pub async fn run(subject: Arc<dyn Subject>, options: &Options) -> Report {
     Report { subject: subject.name(), boundary: capabilities.boundary, cases }
 }
 
-async fn judge(case: Case, subject: Arc<dyn Subject>, capabilities: Capabilities) -> CaseReport {
+async fn judge(
+    case: Case,
+    subject: Arc<dyn Subject>,
+    capabilities: Capabilities,
+    shelf: Verdict<Arc<Shelf>>,
+) -> CaseReport {
     let begun = Instant::now();
     let status = match unfit(&case, &capabilities) {
         Some(reason) => Status::Skipped(reason),
-        None => status_of(attend(case, subject, &capabilities).await, &capabilities),
+        None => status_of(attend(case, subject, &capabilities, shelf).await, &capabilities),
     };
     CaseReport { name: case.name, clause: case.clause, status, took: begun.elapsed() }
 }
@@ -84,8 +91,13 @@ fn unfit(case: &Case, capabilities: &Capabilities) -> Option<String> {
     case.needs.iter().find_map(|feature| reason(*feature))
 }
 
-async fn attend(case: Case, subject: Arc<dyn Subject>, capabilities: &Capabilities) -> Verdict {
-    let kit = Kit::new(subject, capabilities.clone(), None).await?;
+async fn attend(
+    case: Case,
+    subject: Arc<dyn Subject>,
+    capabilities: &Capabilities,
+    shelf: Verdict<Arc<Shelf>>,
+) -> Verdict {
+    let kit = Kit::new(subject, capabilities.clone(), shelf?, None).await?;
     let body = tokio::spawn(tokio::time::timeout(case.limit, (case.run)(kit.clone())));
     let verdict = match body.await {
         Ok(Ok(verdict)) => verdict,

@@ -4,9 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Error, Feature, Files,
-    Process, Result, Sandbox, SandboxId, SnapshotId, SnapshotKind,
+    Process, ProcessControl, Result, Sandbox, SandboxId, SnapshotId, SnapshotKind, TerminalSize,
 };
 
 /// The backend in front.
@@ -82,7 +83,11 @@ impl Sandbox for Lacking {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        self.sandbox.spawn(command, limits).await
+        let Process { events, control } = self.sandbox.spawn(command, limits).await?;
+        if self.hidden == Feature::Signals {
+            return Ok(Process { events, control: Arc::new(Deaf(control)) });
+        }
+        Ok(Process { events, control })
     }
 
     fn files(&self) -> Result<&dyn Files> {
@@ -103,5 +108,27 @@ impl Sandbox for Lacking {
 
     async fn resume(&self) -> Result<()> {
         self.offer("resume", Feature::Pause)?.resume().await
+    }
+}
+
+/// The control of a process that signals do not reach.
+struct Deaf(Arc<dyn ProcessControl>);
+
+#[async_trait]
+impl ProcessControl for Deaf {
+    async fn kill(&self) -> Result<()> {
+        self.0.kill().await
+    }
+
+    async fn write_stdin(&self, data: Data) -> Result<()> {
+        self.0.write_stdin(data).await
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.0.close_stdin().await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.0.resize(size).await
     }
 }

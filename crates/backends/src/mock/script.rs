@@ -54,11 +54,12 @@ impl MockProgram for Script {
 }
 
 async fn flood(guest: &Guest, stream: StreamId, bytes: u64, piece: usize) {
-    let block = Data::from(vec![b'.'; piece.max(1)]);
+    let block = vec![b'.'; piece.max(1)];
     let mut left = bytes;
     while left > 0 {
         let size = usize::try_from(left).unwrap_or(usize::MAX).min(block.len());
-        guest.out(stream, block.slice(..size)).await;
+        // A fresh allocation for each piece, as a real backend makes one.
+        guest.out(stream, Data::copy_from_slice(&block[..size])).await;
         left -= size as u64;
     }
 }

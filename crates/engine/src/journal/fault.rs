@@ -11,7 +11,7 @@ use super::verify::{Break, Damage};
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("cannot {step} `{file}`: {source}")]
+    #[error("cannot {step} `{file}`")]
     Io { step: &'static str, file: PathBuf, source: io::Error },
     #[error("another process has held `{file}` locked for {waited:?}")]
     Locked { file: PathBuf, waited: Duration },
@@ -25,7 +25,7 @@ pub(super) enum Fault {
     TooLong,
     #[error("a rotation is recorded by the journal itself, never by a caller")]
     NotForCallers,
-    #[error("the event has no JSON form: {0}")]
+    #[error("the event has no JSON form")]
     Encoding(#[from] serde_json::Error),
 }
 
@@ -57,7 +57,17 @@ impl Fault {
     }
 
     pub(super) fn during(self, operation: &'static str) -> Error {
-        Error::new(self.code(), operation, self.to_string()).remedy(self.remedy()).source(self)
+        let error = Error::new(self.code(), operation, self.to_string()).remedy(self.remedy());
+        match self {
+            Self::Io { source, .. } => error.source(source),
+            Self::Encoding(source) => error.source(source),
+            Self::Locked { .. }
+            | Self::Missing(_)
+            | Self::Broken(_)
+            | Self::Damaged { .. }
+            | Self::TooLong
+            | Self::NotForCallers => error,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, symlink};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::mount::{MountFlags, mount_remount};
 use serde_json::{Value, json};
 
 use crate::{Args, Done, attempt, number_of};
@@ -84,4 +85,10 @@ pub fn list(args: &Args) -> io::Result<Done> {
 pub fn stat(args: &Args) -> io::Result<Done> {
     let facts = |found: fs::Metadata| json!({ "size": found.len(), "mode": found.mode(), "uid": found.uid(), "gid": found.gid() });
     Ok(attempt(fs::symlink_metadata(args.text(0)).map(facts)))
+}
+
+/// `remount PATH`: tries to make a mount writable.
+pub fn remount(args: &Args) -> io::Result<Done> {
+    let made = mount_remount(args.text(0), MountFlags::BIND, "");
+    Ok(attempt(made.map(|()| json!({})).map_err(Into::into)))
 }

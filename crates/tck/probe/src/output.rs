@@ -51,13 +51,6 @@ pub fn flood(args: &Args) -> io::Result<Done> {
     Ok(Done::Code(0))
 }
 
-/// `flood-on-eof STREAM BYTES [CHUNK]`: says `ready` and floods when its input has ended.
-pub fn flood_on_eof(args: &Args) -> io::Result<Done> {
-    put("stdout", b"ready\n")?;
-    io::copy(&mut io::stdin(), &mut io::sink())?;
-    flood(args)
-}
-
 /// `interleave N`: numbered lines, in turn on both streams.
 pub fn interleave(args: &Args) -> io::Result<Done> {
     for number in 0..args.number(0)? {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use stockade_core::{Ending, Feature, Outcome};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect, eventually, heard, probe};
+use crate::kit::{MARK, collect, eventually, heard, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const CASES: &[Case] = &[
@@ -168,15 +168,18 @@ async fn answer_not_taken(kit: Kit) -> Verdict {
 
 async fn abandoned_exec(kit: Kit) -> Verdict {
     let room = kit.room().await?;
+    let own = format!("{}exec", kit.mark());
     for polls in 0..POLLS {
-        let exec = kit.engine().exec(room.id(), probe(["ignore-signals-then-sleep", "600000"]));
+        let mut command = probe(["ignore-signals-then-sleep", "600000"]);
+        command.env.insert(MARK.parse()?, own.clone());
+        let exec = kit.engine().exec(room.id(), command);
         if let Some(execution) = given_up(exec, polls).await {
             drop(execution?);
             break;
         }
     }
     let left = || async {
-        let left = kit.subject().observer().marked(&format!("{}-exec", kit.mark()));
+        let left = kit.subject().observer().marked(&own);
         check!(left.is_empty(), "expected no program, saw {left:?}");
         Ok(())
     };

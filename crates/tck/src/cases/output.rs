@@ -1,12 +1,12 @@
 //! Output: apart, in order, byte for byte, bounded, for any number of readers (C-12, C-13).
 
 use bytes::Bytes as Data;
-use stockade_core::{Bytes, Feature, Stdin, StreamId};
+use stockade_core::{Bytes, StreamId};
 use stockade_engine::{HistoryBounds, OutputEvent};
 
 use super::pattern;
 use crate::case::{case, check, same};
-use crate::kit::{collect, heard, probe};
+use crate::kit::{collect, probe};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const CASES: &[Case] = &[
@@ -17,8 +17,7 @@ pub(super) const CASES: &[Case] = &[
     case!("the last bytes before the exit arrive", "C-13", last_bytes),
     case!("a reader who comes after the end gets the history and the outcome", "C-13", late),
     case!("two readers see the same", "C-13", two_readers),
-    case!("a reader who does not read slows nobody and learns what was missed", "C-13", slow)
-        .needs(&[Feature::Stdin]),
+    case!("a reader who does not read slows nobody and learns what was missed", "C-13", slow),
     case!("the cap holds for both streams together", "C-12", cap_together),
     case!("a program beyond its cap runs on and its exit is kept", "C-12", beyond_the_cap),
     case!("a cap of nothing passes nothing on", "C-12", cap_of_nothing),
@@ -47,19 +46,9 @@ async fn binary(kit: Kit) -> Verdict {
 const BIG: usize = 64 << 20;
 
 async fn big(kit: Kit) -> Verdict {
-    // Room for all of it, so that reading can begin at any time without missing anything.
-    let bounds = HistoryBounds { events: 1 << 20, bytes: BIG };
-    let engine = kit.another_engine(|config| config.history = bounds).await?;
     let mut spec = kit.spec();
     spec.limits.output = Some(Bytes(BIG as u64));
-    let id = engine.create(spec).await?;
-    let execution = engine.exec(&id, probe(["flood", "stdout", &BIG.to_string()])).await;
-    let ran = match execution {
-        Ok(execution) => collect(execution.follow()).await,
-        Err(error) => Err(error.into()),
-    };
-    engine.close().await?;
-    let ran = ran?.exited(0)?;
+    let ran = kit.run_with(spec, probe(["flood", "stdout", &BIG.to_string()])).await?.exited(0)?;
     same!("the number of bytes", ran.stdout.len(), BIG);
     check!(ran.stdout == pattern(BIG), "expected the pattern in every byte, saw another");
     same!("bytes passed on and dropped", (ran.outcome.stdout.bytes, ran.outcome.stdout.dropped), (BIG as u64, 0));
@@ -112,15 +101,12 @@ async fn slow(kit: Kit) -> Verdict {
     let bounds = HistoryBounds { events: 1000, bytes: 256 << 10 };
     let engine = kit.another_engine(|config| config.history = bounds).await?;
     let id = engine.create(kit.spec()).await?;
-    let mut command = probe(["flood-on-eof", "stdout", &FLOOD.to_string()]);
-    command.stdin = Stdin::Stream;
-    let execution = engine.exec(&id, command).await?;
-    let (mut stalled, fast) = (execution.subscribe(), execution.follow());
-    heard(&mut execution.subscribe(), "ready\n").await?;
-    execution.close_stdin().await?;
+    let command = probe(["flood", "stdout", &FLOOD.to_string()]);
+    let (execution, fast) = engine.exec_followed(&id, command).await?;
+    let mut stalled = execution.subscribe();
     let ran = collect(fast).await?.exited(0)?;
-    same!("bytes the fast reader saw", ran.stdout.len() as u64, FLOOD + 6);
-    check!(ran.stdout[6..] == pattern(FLOOD as usize), "expected the pattern in every byte, saw another");
+    same!("bytes the fast reader saw", ran.stdout.len() as u64, FLOOD);
+    check!(ran.stdout == pattern(FLOOD as usize), "expected the pattern in every byte, saw another");
     let (mut seen, mut missed) = (0, 0);
     while let Some(event) = stalled.next().await {
         match event {
@@ -130,7 +116,7 @@ async fn slow(kit: Kit) -> Verdict {
         }
     }
     engine.close().await?;
-    same!("bytes the stalled reader saw and missed", seen + missed, FLOOD + 6);
+    same!("bytes the stalled reader saw and missed", seen + missed, FLOOD);
     check!(seen <= 256 << 10, "expected at most the bounded history, saw {seen} bytes");
     Ok(())
 }
@@ -147,9 +133,6 @@ async fn cap_together(kit: Kit) -> Verdict {
 }
 
 async fn beyond_the_cap(kit: Kit) -> Verdict {
-    let mut command = probe(["spawn-detached", "marker", "1", "0"]);
-    command.output = Some(Bytes(1));
-    kit.run_with(kit.spec(), command).await?.exited(0)?;
     let mut command = probe(["flood", "stderr", "40000000"]);
     command.output = Some(Bytes(1));
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;

@@ -1,11 +1,9 @@
 //! Each feature, missing: the spec or command that asks for it is refused by its name, with reason and
 //! remedy, before anything is created (C-01).
 
-use std::collections::BTreeSet;
-
 use stockade_core::{
-    Bytes, Command, Error, ErrorCode, Feature, Image, LimitKind, Millicores, Mount, Network, RootMode,
-    SandboxSpec, SnapshotKind, Span, Stdin, TerminalSize, User, Workspace,
+    Bytes, Command, Error, ErrorCode, Feature, Image, Millicores, Mount, Network, RootMode,
+    SandboxSpec, Signal, SnapshotKind, Span, Stdin, TerminalSize, User, Workspace,
 };
 use stockade_engine::{Event, Filter};
 
@@ -73,7 +71,14 @@ enum Asked {
     /// By the command.
     Command(Box<Command>),
     /// By an operation on a live sandbox.
-    Operation,
+    Operation(Operation),
+}
+
+enum Operation {
+    Files,
+    Pause,
+    Signal,
+    Snapshot(SnapshotKind),
 }
 
 /// A spec, command or operation that asks for this feature and for nothing else that may be missing.
@@ -113,11 +118,15 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::OutputLimit => limits.output = Some(Bytes(100)),
         Feature::Stdin => command.stdin = Stdin::Stream,
         Feature::Terminal => command.terminal = Some(TerminalSize { rows: 1, cols: 1 }),
-        Feature::Signals
-        | Feature::FileTransfer
-        | Feature::Pause
-        | Feature::FilesSnapshot
-        | Feature::FullSnapshot => return Ok(Asked::Operation),
+        Feature::Signals => return Ok(Asked::Operation(Operation::Signal)),
+        Feature::FileTransfer => return Ok(Asked::Operation(Operation::Files)),
+        Feature::Pause => return Ok(Asked::Operation(Operation::Pause)),
+        Feature::FilesSnapshot => {
+            return Ok(Asked::Operation(Operation::Snapshot(SnapshotKind::Files)));
+        }
+        Feature::FullSnapshot => {
+            return Ok(Asked::Operation(Operation::Snapshot(SnapshotKind::Full)));
+        }
     }
     let by_command = matches!(feature, Feature::Stdin | Feature::Terminal);
     Ok(if by_command { Asked::Command(command.into()) } else { Asked::Spec(spec.into()) })
@@ -136,7 +145,10 @@ async fn refused(kit: Kit, feature: Feature) -> Verdict {
             let answer = lacking.engine().run(lacking.spec(), *command).await.map(drop);
             named(&lacking, answer, feature)
         }
-        Asked::Operation => operation(&lacking, feature).await,
+        Asked::Operation(asked) => {
+            let answer = operation(&lacking, asked).await?;
+            unsupported(answer, feature)
+        }
     };
     lacking.close().await?;
     verdict
@@ -165,25 +177,19 @@ fn named(kit: &Kit, answer: stockade_core::Result<()>, feature: Feature) -> Verd
 }
 
 /// Operations are refused where they are asked for, by the same name.
-async fn operation(kit: &Kit, feature: Feature) -> Verdict {
+async fn operation(kit: &Kit, asked: Operation) -> Verdict<Result<(), Error>> {
     let id = kit.engine().create(kit.spec()).await?;
     let sandbox = kit.engine().sandbox(&id)?;
-    let answer: Result<(), Error> = match feature {
-        Feature::FileTransfer => sandbox.files().map(drop),
-        Feature::Pause => sandbox.pause().await,
-        Feature::FilesSnapshot => sandbox.snapshot(SnapshotKind::Files).await.map(drop),
-        Feature::FullSnapshot => sandbox.snapshot(SnapshotKind::Full).await.map(drop),
-        _ => return signal(kit, &id).await,
-    };
-    unsupported(answer, feature)
-}
-
-async fn signal(kit: &Kit, id: &stockade_core::SandboxId) -> Verdict {
-    let execution = kit.engine().exec(id, probe(["sleep", "600000"])).await?;
-    crate::kit::heard(&mut execution.subscribe(), "ready\n").await?;
-    let answer = execution.signal(stockade_core::Signal::TERM).await;
-    execution.close().await?;
-    unsupported(answer, Feature::Signals)
+    Ok(match asked {
+        Operation::Files => sandbox.files().map(drop),
+        Operation::Pause => sandbox.pause().await,
+        Operation::Snapshot(kind) => sandbox.snapshot(kind).await.map(drop),
+        Operation::Signal => {
+            let command = Command::program(["./probe", "sleep", "600000"]);
+            let execution = kit.engine().exec(&id, command).await?;
+            execution.signal(Signal::TERM).await
+        }
+    })
 }
 
 fn unsupported(answer: Result<(), Error>, feature: Feature) -> Verdict {
@@ -196,9 +202,12 @@ fn unsupported(answer: Result<(), Error>, feature: Feature) -> Verdict {
     Ok(())
 }
 
-/// Limits have a feature each, so that none can be forgotten here.
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use stockade_core::LimitKind;
+
     use super::*;
 
     #[test]

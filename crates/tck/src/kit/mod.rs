@@ -6,6 +6,7 @@ mod room;
 mod traces;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use stockade_core::{
     Backend, Capabilities, Command, Feature, HostPath, SandboxSpec, Support, Workspace,
 };
 use stockade_engine::{Engine, EngineConfig, Execution};
-use tempfile::TempDir;
+use tempfile::{TempDir, TempPath};
 
 pub use ran::Ran;
 pub(crate) use ran::{collect, heard};
@@ -38,6 +39,7 @@ pub struct Kit(Arc<Inner>);
 struct Inner {
     subject: Arc<dyn Subject>,
     capabilities: Capabilities,
+    shelf: Arc<Shelf>,
     witness: Arc<Witness>,
     engine: Engine,
     mark: String,
@@ -54,9 +56,10 @@ impl Kit {
     pub(crate) async fn new(
         subject: Arc<dyn Subject>,
         capabilities: Capabilities,
+        shelf: Arc<Shelf>,
         hidden: Option<Feature>,
     ) -> Verdict<Self> {
-        let base = lay_out(&subject.probe())?;
+        let base = lay_out(&shelf)?;
         let capabilities = hidden.into_iter().fold(capabilities, |rest, feature| {
             rest.with(feature, Support::missing("hidden by the kit", "ask the kit to show it"))
         });
@@ -65,12 +68,13 @@ impl Kit {
         let config = EngineConfig::at(base.path().join("state"));
         let engine = Engine::open(config, vec![Arc::clone(&witness) as Arc<dyn Backend>]).await?;
         let mark = format!("mark{}", random()?);
-        Ok(Self(Arc::new(Inner { subject, capabilities, witness, engine, mark, base })))
+        Ok(Self(Arc::new(Inner { subject, capabilities, shelf, witness, engine, mark, base })))
     }
 
     /// The same subject without this feature, with an engine of its own.
     pub(crate) async fn hiding(&self, feature: Feature) -> Verdict<Self> {
-        Self::new(Arc::clone(&self.0.subject), self.0.capabilities.clone(), Some(feature)).await
+        let Inner { subject, capabilities, shelf, .. } = self.0.as_ref();
+        Self::new(Arc::clone(subject), capabilities.clone(), Arc::clone(shelf), Some(feature)).await
     }
 
     /// One more engine on the same state directory, set up as told.
@@ -148,7 +152,7 @@ impl Kit {
         let mut spec = self.spec();
         if let Workspace::Local(_) = spec.workspace {
             let own = self.0.base.path().join(format!("workspace-{number}"));
-            furnish(&own, &self.0.subject.probe())?;
+            furnish(&own, Some(&self.0.shelf))?;
             spec.workspace = Workspace::Local(host_path(&own)?);
         }
         Ok(spec)
@@ -169,8 +173,11 @@ impl Kit {
 
     /// Runs a command in a sandbox of its own, to its end.
     pub async fn run_with(&self, spec: SandboxSpec, command: Command) -> Verdict<Ran> {
-        let execution = self.start(spec, command).await?;
-        collect(execution.follow()).await
+        if self.carries_the_probe_in() {
+            return self.room_with(spec).await?.run_command(command).await;
+        }
+        let (_execution, follower) = self.engine().run_followed(spec, command).await?;
+        collect(follower).await
     }
 
     /// The facts an attempt of the probe printed.
@@ -205,24 +212,39 @@ impl Kit {
 }
 
 /// The directories of a kit. Open to everybody, because the guest may be any user.
-fn lay_out(form: &ProbeForm) -> Verdict<TempDir> {
+fn lay_out(shelf: &Shelf) -> Verdict<TempDir> {
     let base = tempfile::Builder::new().prefix("stockade-tck-").tempdir()?;
     fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755))?;
-    furnish(&base.path().join("workspace"), form)?;
-    furnish(&base.path().join("programs"), form)?;
-    furnish(&base.path().join("outside"), &ProbeForm::Simulated)?;
+    furnish(&base.path().join("workspace"), Some(shelf))?;
+    furnish(&base.path().join("programs"), Some(shelf))?;
+    furnish(&base.path().join("outside"), None)?;
     Ok(base)
 }
 
 /// A directory with the probe in it, if there is one to be carried in.
-fn furnish(directory: &Path, form: &ProbeForm) -> Verdict {
+fn furnish(directory: &Path, shelf: Option<&Shelf>) -> Verdict {
     fs::create_dir(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777))?;
-    if let ProbeForm::Native(bytes) = form {
-        fs::write(directory.join("probe"), bytes)?;
-        fs::set_permissions(directory.join("probe"), fs::Permissions::from_mode(0o755))?;
+    let probe = shelf.and_then(|shelf| shelf.probe.as_ref());
+    Ok(probe.map_or(Ok(()), |probe| fs::hard_link(probe, directory.join("probe")))?)
+}
+
+/// The probe as a file, written before anything is started: a program that is still open for writing,
+/// be it in a child that is about to execute something else, cannot be executed.
+pub(crate) struct Shelf {
+    probe: Option<TempPath>,
+}
+
+impl Shelf {
+    pub(crate) fn new(form: ProbeForm) -> Verdict<Self> {
+        let ProbeForm::Native(bytes) = form else {
+            return Ok(Self { probe: None });
+        };
+        let mut file = tempfile::Builder::new().prefix("stockade-probe-").tempfile()?;
+        file.write_all(bytes)?;
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o755))?;
+        Ok(Self { probe: Some(file.into_temp_path()) })
     }
-    Ok(())
 }
 
 pub(crate) fn host_path(path: &Path) -> Verdict<HostPath> {

@@ -56,8 +56,8 @@ impl Room {
 
     /// Runs a command to its end.
     pub async fn run_command(&self, command: Command) -> Verdict<Ran> {
-        let execution = self.start(command).await?;
-        collect(execution.follow()).await
+        let (_execution, follower) = self.kit.engine().exec_followed(&self.id, command).await?;
+        collect(follower).await
     }
 
     /// The facts an attempt of the probe printed.

@@ -37,7 +37,7 @@ impl Observer for SimulatedProbe {
     }
 
     fn marked(&self, mark: &str) -> Vec<String> {
-        self.presence.of(|present| present.mark == mark)
+        self.presence.of(|present| present.mark.starts_with(mark))
     }
 }
 

@@ -65,11 +65,6 @@ async fn play(verb: &str, guest: &mut Guest, presence: &Presence) -> Played {
         "print" => put(guest, text(guest, 1).into_bytes()).await,
         "print-hex" => put(guest, unhex(&text(guest, 1))).await,
         "flood" => flood(guest).await,
-        "flood-on-eof" => {
-            guest.out(StreamId::Stdout, "ready\n").await;
-            while guest.input().await.is_some() {}
-            flood(guest).await
-        }
         "interleave" => interleave(guest).await,
         "echo" => echo(guest).await,
         "burn" => burn(guest, number(guest, 0)).await,

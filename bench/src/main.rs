@@ -1,0 +1,25 @@
+//! Measurements against peers. `cargo run --release -p stockade-bench -- [NAME…]` prints the tables;
+//! without a name, all of them. Numbers are printed, never asserted: machines are noisy.
+
+mod pump;
+
+type Measured = Result<(), Box<dyn std::error::Error>>;
+
+/// A name and what it measures.
+type Measurement = (&'static str, fn() -> Measured);
+
+const ALL: [Measurement; 1] = [("pump", pump::measure)];
+
+fn main() -> Measured {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(unknown) = wanted.iter().find(|name| !ALL.iter().any(|(known, _)| known == name)) {
+        let known: Vec<_> = ALL.iter().map(|(name, _)| *name).collect();
+        return Err(format!("no measurement `{unknown}`; there are: {}", known.join(", ")).into());
+    }
+    for (name, measure) in ALL {
+        if wanted.is_empty() || wanted.iter().any(|given| given == name) {
+            measure()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! What the engine asks for, message by message.
+
+use super::channel::{Channel, Work};
+use super::files::{self, Failure};
+use super::link::Stop;
+use super::{Agent, channel};
+use crate::protocol::{
+    FileErrorKind, FileRequest, Hello, MAX_CHANNELS, MAX_FRAME, StartKind, Stream, ToAgent,
+    VERSION, split_frame,
+};
+
+/// The highest signal number there is.
+const LAST_SIGNAL: u8 = 64;
+
+impl Agent {
+    /// Handles the whole messages that arrived, while their answers can be sent.
+    pub fn handle_inbox(&mut self) -> Result<(), Stop> {
+        let bytes = self.link.take_inbox();
+        let mut rest = &bytes[..];
+        while self.link.has_room()
+            && let Some((body, after)) = split_frame(rest)?
+        {
+            self.handle(ToAgent::decode(body)?)?;
+            rest = after;
+        }
+        let used = bytes.len() - rest.len();
+        self.link.return_inbox(bytes, used);
+        Ok(())
+    }
+
+    fn handle(&mut self, message: ToAgent<'_>) -> Result<(), Stop> {
+        if !self.greeted && !matches!(message, ToAgent::Hello(_)) {
+            return Err(Stop::Broken);
+        }
+        match message {
+            ToAgent::Hello(hello) => self.greet(hello)?,
+            ToAgent::Spawn(number, spawn) => {
+                if self.open(number)? {
+                    self.spawn(number, &spawn);
+                } else {
+                    let sentence = "too many channels are open";
+                    self.refuse(number, StartKind::NoResources, libc::EAGAIN, sentence);
+                }
+            }
+            ToAgent::File(number, request) => {
+                if self.open(number)? {
+                    self.start_request(number, &request);
+                } else {
+                    let path = files::path_of(&request);
+                    let failure = Failure::because(
+                        path,
+                        FileErrorKind::TooLarge,
+                        "too many requests at once",
+                    );
+                    self.link.send(&failure.message(number));
+                }
+            }
+            ToAgent::Stdin(number, data) => {
+                self.input(number, |channel| channel.feed.push(data))?
+            }
+            ToAgent::StdinEnd(number) => self.input(number, |channel| {
+                channel.feed.end();
+                Ok(())
+            })?,
+            ToAgent::Credit(number, stream, amount) => self.credit(number, stream, amount)?,
+            ToAgent::Signal(number, signal) => self.signal(number, signal)?,
+            ToAgent::Kill(number) => {
+                self.find(number)?;
+                if let Some(channel) = self.channels.get_mut(&number) {
+                    channel.kill(number, &mut self.link);
+                }
+            }
+            ToAgent::Resize(number, size) => {
+                if let Some(Work::Run(run)) = self.find(number)?.map(|channel| &channel.work) {
+                    run.resize(size);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, hello: Hello) -> Result<(), Stop> {
+        let fits = hello.version == VERSION && hello.max_frame as usize >= MAX_FRAME;
+        if self.greeted || !fits {
+            return Err(Stop::Broken);
+        }
+        self.greeted = true;
+        Ok(())
+    }
+
+    /// Takes a new number. Returns whether there is room for another channel.
+    fn open(&mut self, number: u32) -> Result<bool, Stop> {
+        if number <= self.highest {
+            return Err(Stop::Broken);
+        }
+        self.highest = number;
+        Ok(self.channels.len() < MAX_CHANNELS)
+    }
+
+    /// An open channel; nothing if it has ended, which the other side may not know yet.
+    fn find(&mut self, number: u32) -> Result<Option<&mut Channel>, Stop> {
+        if number > self.highest {
+            return Err(Stop::Broken);
+        }
+        Ok(self.channels.get_mut(&number))
+    }
+
+    fn input(
+        &mut self,
+        number: u32,
+        change: impl FnOnce(&mut Channel) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        if let Some(channel) = self.find(number)? {
+            change(channel)?;
+        }
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel::Channel::feed(channel, number, &mut self.link);
+        }
+        Ok(())
+    }
+
+    fn credit(&mut self, number: u32, stream: Stream, amount: u32) -> Result<(), Stop> {
+        let Some(channel) = self.find(number)? else {
+            return Ok(());
+        };
+        match &mut channel.work {
+            Work::Watch(watch) => watch.grant(amount),
+            Work::Run(_) | Work::Job(_) => channel.tap(stream).grant(amount),
+        }
+    }
+
+    fn signal(&mut self, number: u32, signal: u8) -> Result<(), Stop> {
+        if !(1..=LAST_SIGNAL).contains(&signal) {
+            return Err(Stop::Broken);
+        }
+        if let Some(Work::Run(run)) = self.find(number)?.map(|channel| &channel.work) {
+            run.signal(signal);
+        }
+        Ok(())
+    }
+
+    fn start_request(&mut self, number: u32, request: &FileRequest<'_>) {
+        match request {
+            FileRequest::Stat(_)
+            | FileRequest::Read(..)
+            | FileRequest::Write(..)
+            | FileRequest::MakeDir(_)
+            | FileRequest::Rename(..) => {
+                files::answer(&self.roots, number, request, &mut self.link)
+            }
+            FileRequest::List(_)
+            | FileRequest::Remove(_)
+            | FileRequest::TarOut(_)
+            | FileRequest::TarIn(_) => self.start_job(number, request),
+            FileRequest::Watch(path) => self.start_watch(number, path),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Paths to descriptors, by the kernel alone (C-21, C-22).
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+
+use super::{Failure, Result};
+
+/// How often to try again when the kernel could not decide because something was being moved.
+const TRIES: usize = 64;
+
+/// The two trees that paths name.
+pub struct Roots {
+    system: OwnedFd,
+    workspace: OwnedFd,
+}
+
+impl Roots {
+    /// Opens `/` and the workspace's directory.
+    pub fn open(workspace: &str) -> rustix::io::Result<Self> {
+        let open = |path| openat(CWD, path, DIR, Mode::empty());
+        Ok(Self { system: open("/")?, workspace: open(workspace)? })
+    }
+
+    /// The descriptors, for those that have to close all others.
+    pub fn fds(&self) -> [&OwnedFd; 2] {
+        [&self.system, &self.workspace]
+    }
+
+    /// Opens what a path names.
+    pub fn file(&self, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+        if path.starts_with('/') {
+            let resolved = resolve(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
+            return resolved.map_err(|errno| failure(path, errno));
+        }
+        beneath(&self.workspace, path, flags, mode)
+    }
+
+    /// Opens a directory, only to start from.
+    pub fn dir(&self, path: &str) -> Result<OwnedFd> {
+        self.file(path, DIR, Mode::empty())
+    }
+
+    /// Opens what is at a path, a symbolic link itself included, only to look at.
+    pub fn look(&self, path: &str) -> Result<OwnedFd> {
+        self.file(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
+    }
+
+    /// The directory a path's last part is in, and that part.
+    pub fn parent<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str)> {
+        let (parent, name) = split(path)?;
+        Ok((self.dir(parent)?, name))
+    }
+}
+
+/// What is enough to start from, and refuses anything but a directory.
+const DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Opens a path that may not leave this directory.
+pub fn beneath(dir: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    let resolved = resolve(dir, path, flags, mode, ResolveFlags::BENEATH);
+    resolved.map_err(|errno| failure(path, errno))
+}
+
+fn failure(path: &str, errno: Errno) -> Failure {
+    // From here it says that the path left its root; elsewhere, that two file systems are involved.
+    if errno == Errno::XDEV { Failure::escapes(path) } else { Failure::new(path, errno) }
+}
+
+fn resolve(
+    dir: impl AsFd,
+    path: &str,
+    flags: OFlags,
+    mode: Mode,
+    within: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let within = within | ResolveFlags::NO_MAGICLINKS;
+    let mut result = Err(Errno::AGAIN);
+    for _ in 0..TRIES {
+        result = openat2(&dir, path, flags | OFlags::CLOEXEC, mode, within);
+        if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
+            break;
+        }
+    }
+    result
+}
+
+/// Splits off the last part. A path without one (`/`, `.`, `a/..`) names no entry of a directory.
+pub fn split(path: &str) -> Result<(&str, &str)> {
+    let trimmed = path.trim_end_matches('/');
+    let (parent, name) = match trimmed.rsplit_once('/') {
+        Some(("", name)) => ("/", name),
+        Some((parent, name)) => (parent, name),
+        None => (".", trimmed),
+    };
+    match name {
+        "" | "." | ".." => Err(Failure::unsuitable(path, "names no entry of a directory")),
+        name => Ok((parent, name)),
+    }
+}

@@ -1,0 +1,122 @@
+//! File operations that take their time or yield a stream: each in a forked worker, so that the loop
+//! never waits for a disk or a tree somebody makes grow.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::Agent;
+use super::channel::{Channel, Work};
+use super::files::{self, Failure, Streams};
+use super::link::Link;
+use super::run::{output_pipe, unblock};
+use super::streams::{Feed, Tap};
+use super::sys::{self, Fork};
+use crate::protocol::{FileRequest, FromAgent, HEADER, MAX_FRAME, Stream};
+
+/// One worker.
+pub struct Job {
+    /// Its process, until that was reaped.
+    pub worker: Option<i32>,
+    /// Where it says what went wrong, as a whole message.
+    report: OwnedFd,
+    status: i32,
+}
+
+impl Job {
+    pub fn cancel(&self) {
+        if let Some(worker) = self.worker {
+            sys::signal(worker, libc::SIGKILL);
+        }
+    }
+
+    pub fn worker_ended(&mut self, status: i32) {
+        self.worker = None;
+        self.status = status;
+    }
+
+    /// Tells the result once the worker is gone and its output passed on.
+    pub fn settle(&mut self, number: u32, link: &mut Link, drained: bool) -> bool {
+        let over = self.worker.is_none() && drained;
+        if over {
+            let frame = read_all(&self.report);
+            match frame.get(HEADER..).map(FromAgent::decode) {
+                Some(Ok(failure)) => link.send(&failure),
+                Some(Err(_)) | None if self.status != 0 => link.send(&cut_short(number)),
+                Some(Err(_)) | None => link.send(&FromAgent::FileDone(number)),
+            }
+        }
+        over
+    }
+}
+
+fn cut_short(number: u32) -> FromAgent<'static> {
+    let kind = crate::protocol::FileErrorKind::System;
+    FromAgent::FileError(number, kind, libc::EINTR, "", "the operation was cut short")
+}
+
+/// What the worker left in the pipe: it is gone, so this is all there is.
+fn read_all(report: &OwnedFd) -> Vec<u8> {
+    let mut frame = vec![0; HEADER + MAX_FRAME];
+    let length = rustix::io::read(report, &mut frame[..]).unwrap_or(0);
+    frame.truncate(length);
+    frame
+}
+
+impl Agent {
+    /// Starts a worker, or says why not.
+    pub fn start_job(&mut self, number: u32, request: &FileRequest<'_>) {
+        match self.fork_worker(number, request) {
+            Ok(channel) => {
+                self.channels.insert(number, channel);
+            }
+            Err(error) => {
+                let failure = Failure::io(files::path_of(request), &error);
+                self.link.send(&failure.message(number));
+            }
+        }
+    }
+
+    fn fork_worker(&self, number: u32, request: &FileRequest<'_>) -> io::Result<Channel> {
+        let (out, output) = output_pipe()?;
+        let (input, feed) = pipe_with(PipeFlags::CLOEXEC)?;
+        unblock(&feed)?;
+        let (report, reports) = pipe_with(PipeFlags::CLOEXEC)?;
+        unblock(&report)?;
+        let worker = match sys::fork()? {
+            Fork::Child => self.work(number, request, output, input, &reports),
+            Fork::Parent(pid) => pid,
+        };
+        let taps = [Tap::new(Stream::Stdout, Some(out)), Tap::new(Stream::Stderr, None)];
+        let job = Job { worker: Some(worker), report, status: 0 };
+        Ok(Channel { taps, feed: Feed::new(Some(feed), false), work: Work::Job(job) })
+    }
+
+    /// The worker's whole life.
+    fn work(
+        &self,
+        number: u32,
+        request: &FileRequest<'_>,
+        output: OwnedFd,
+        input: OwnedFd,
+        report: &OwnedFd,
+    ) -> ! {
+        let roots = self.roots.fds();
+        sys::close_all_but(&mut sys::raw(&[&output, &input, report, roots[0], roots[1]]));
+        let streams = Streams { output: File::from(output), input: File::from(input) };
+        let code = match files::work(&self.roots, request, streams) {
+            Ok(()) => 0,
+            Err(failure) => {
+                let mut frame = Vec::new();
+                if failure.message(number).encode(&mut frame).is_ok() {
+                    // If the agent is gone, nobody needs to know.
+                    let _ = rustix::io::write(report, &frame);
+                }
+                1
+            }
+        };
+        sys::exit_now(code)
+    }
+}

@@ -1,0 +1,166 @@
+//! The keeper: a small process between the agent and one program, to which every descendant of the
+//! program that loses its parent falls. It makes "everything this execution started" a thing the
+//! kernel knows: the keeper's descendants, whatever they did to hide.
+//!
+//! It says over a pipe when the program runs, failed to or ended, reaps until nobody is left, and ends.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::{read, write};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal};
+
+use super::program::{Image, Stdio, Step, Surroundings};
+use super::sys::{self, Fork};
+
+/// What a keeper says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    /// The program runs.
+    Started(i32),
+    /// It never will: the step that failed, and the error number.
+    Failed(Step, i32),
+    /// It ended: wait status, processor time in µs, peak memory in KiB.
+    Exited(i32, u64, u64),
+}
+
+/// Every report has this many bytes, so that it is written and read whole.
+pub const REPORT: usize = 24;
+
+impl Report {
+    pub fn encode(self) -> [u8; REPORT] {
+        let (kind, step, number, cpu, peak) = match self {
+            Self::Started(pid) => (1, 0, pid, 0, 0),
+            Self::Failed(step, errno) => (2, step as u8, errno, 0, 0),
+            Self::Exited(status, cpu, peak) => (3, 0, status, cpu, peak),
+        };
+        let mut bytes = [0; REPORT];
+        bytes[0] = kind;
+        bytes[1] = step;
+        bytes[4..8].copy_from_slice(&i32::to_le_bytes(number));
+        bytes[8..16].copy_from_slice(&u64::to_le_bytes(cpu));
+        bytes[16..].copy_from_slice(&u64::to_le_bytes(peak));
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; REPORT]) -> Option<Self> {
+        let long = |at| bytes[at..].first_chunk().map(|part| u64::from_le_bytes(*part));
+        let number = i32::from_le_bytes(*bytes[4..].first_chunk()?);
+        match bytes[0] {
+            1 => Some(Self::Started(number)),
+            2 => Some(Self::Failed(*Step::ALL.get(usize::from(bytes[1]))?, number)),
+            3 => Some(Self::Exited(number, long(8)?, long(16)?)),
+            _ => None,
+        }
+    }
+}
+
+/// What the keeper of one program was given.
+pub struct Keeper<'a> {
+    pub image: &'a Image,
+    pub stdio: Stdio,
+    pub surroundings: &'a Surroundings,
+    /// Where it reports.
+    pub report: OwnedFd,
+    /// Its parent: if that is gone, there is nobody to keep anything for.
+    pub agent: Pid,
+}
+
+impl Keeper<'_> {
+    /// Runs in a process of its own, until nobody is left to keep.
+    pub fn run(self) -> ! {
+        let code = match self.settle_in() {
+            Ok(()) => self.keep(),
+            Err(error) => {
+                say(&self.report, Report::Failed(Step::Fork, error.raw_os_error()));
+                0
+            }
+        };
+        sys::exit_now(code)
+    }
+
+    fn settle_in(&self) -> rustix::io::Result<()> {
+        let [stdin, stdout, stderr] = &self.stdio.0;
+        sys::close_all_but(&mut sys::raw(&[stdin, stdout, stderr, &self.report]));
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        die_with(self.agent)
+    }
+
+    fn keep(self) -> i32 {
+        let report = match self.start() {
+            Ok((pid, report)) => {
+                say(&report, Report::Started(pid));
+                tend(pid, &report);
+                report
+            }
+            Err((report, step, errno)) => {
+                say(&report, Report::Failed(step, errno));
+                report
+            }
+        };
+        // Whatever was started is gone by now, except after a failed start: its process too.
+        while sys::reap(true).is_ok() {}
+        drop(report);
+        0
+    }
+
+    /// Forks the program and waits until it runs or failed to. Gives up the program's own streams,
+    /// so that their end is seen when the program's side closes.
+    fn start(self) -> Result<(i32, OwnedFd), (OwnedFd, Step, i32)> {
+        let failed = |report, error: std::io::Error| {
+            Err((report, Step::Fork, error.raw_os_error().unwrap_or(libc::EIO)))
+        };
+        let (told, tell) = match pipe_with(PipeFlags::CLOEXEC) {
+            Ok(pipe) => pipe,
+            Err(error) => return failed(self.report, error.into()),
+        };
+        let keeper = rustix::process::getpid();
+        match sys::fork() {
+            Err(error) => failed(self.report, error),
+            Ok(Fork::Child) => {
+                let orphan = die_with(keeper).err();
+                let failure = orphan.map(|errno| (Step::Fork, errno.raw_os_error()));
+                let (step, errno) =
+                    failure.unwrap_or_else(|| self.image.become_it(&self.stdio, self.surroundings));
+                say(&tell, Report::Failed(step, errno));
+                sys::exit_now(127)
+            }
+            Ok(Fork::Parent(pid)) => {
+                drop((self.stdio, tell));
+                match hear(&told) {
+                    Some(Report::Failed(step, errno)) => Err((self.report, step, errno)),
+                    Some(Report::Started(_) | Report::Exited(..)) | None => Ok((pid, self.report)),
+                }
+            }
+        }
+    }
+}
+
+/// Asks the kernel to be killed when the parent dies, and makes sure that it has not yet.
+fn die_with(parent: Pid) -> rustix::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH) }
+}
+
+/// Reaps everybody, and reports the program's end as soon as it comes.
+fn tend(program: i32, report: &OwnedFd) {
+    while let Ok(reaped) = sys::reap(true) {
+        if let Some((pid, status)) = reaped
+            && pid == program
+        {
+            let (cpu, peak) = sys::usage_of_children();
+            say(report, Report::Exited(status, cpu, peak));
+        }
+    }
+}
+
+/// One write: shorter than what a pipe takes whole. If the agent is gone, nobody needs to know.
+fn say(to: &OwnedFd, report: Report) {
+    let _ = write(to, &report.encode());
+}
+
+fn hear(from: &OwnedFd) -> Option<Report> {
+    let mut bytes = [0; REPORT];
+    let whole = matches!(read(from, &mut bytes), Ok(REPORT));
+    whole.then(|| Report::decode(&bytes)).flatten()
+}

@@ -1,0 +1,83 @@
+//! The program inside the walls: one thread, one poll loop, no async runtime.
+//!
+//! It gives every backend the same behaviour: processes, output, input, terminals, signals, files.
+//! It enforces nothing: it runs inside the walls, beside code nobody vouches for. It ends, and
+//! everything in the sandbox with it, when its pipe closes or does not keep to the protocol.
+
+mod channel;
+mod dispatch;
+mod files;
+mod job;
+mod keeper;
+mod link;
+mod poll;
+mod program;
+mod run;
+mod start;
+mod streams;
+mod sys;
+mod terminal;
+mod tree;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use channel::Channel;
+use files::Roots;
+use link::{Link, Stop};
+use program::Surroundings;
+
+/// Everything the agent knows.
+struct Agent {
+    link: Link,
+    /// Becomes readable when a child ended.
+    children: OwnedFd,
+    roots: Roots,
+    surroundings: Surroundings,
+    channels: BTreeMap<u32, Channel>,
+    /// The highest channel number so far; every other number up to it has ended.
+    highest: u32,
+    greeted: bool,
+    /// When to look again for processes that are to be killed.
+    next_hunt: Option<Instant>,
+}
+
+/// Runs the agent until its pipe closes. Exit codes: 0 the pipe closed, 64 bad arguments or
+/// surroundings, 70 the other side broke the protocol.
+pub fn main(args: impl Iterator<Item = String>) -> ExitCode {
+    let Ok(mut agent) = start::prepare(args) else {
+        return ExitCode::from(64);
+    };
+    let stop = agent.serve();
+    if !sys::is_init() {
+        tree::end_all_descendants(&agent.children);
+    }
+    match stop {
+        Stop::Closed => ExitCode::SUCCESS,
+        Stop::Broken => ExitCode::from(70),
+    }
+}
+
+impl Agent {
+    fn serve(&mut self) -> Stop {
+        loop {
+            if let Err(stop) = self.turn() {
+                return stop;
+            }
+        }
+    }
+
+    /// Waits for something to happen and deals with all of it.
+    fn turn(&mut self) -> Result<(), Stop> {
+        for source in self.wait()? {
+            self.serve_source(source)?;
+        }
+        self.handle_inbox()?;
+        self.hunt();
+        self.settle();
+        self.link.flush()
+    }
+}

@@ -1,0 +1,240 @@
+//! One execution as the agent sees it: a keeper, what it reported, and what was told to the engine.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+use super::channel::{Channel, Work};
+use super::keeper::{Keeper, REPORT, Report};
+use super::link::Link;
+use super::program::{Image, Stdio};
+use super::start::null;
+use super::streams::{Feed, Tap};
+use super::sys::{self, Fork};
+use super::{Agent, terminal, tree};
+use crate::protocol::{End, FromAgent, Size, Spawn, StartKind, Stream};
+
+/// Room for this much output before the writer waits: fewer, larger moves.
+const PIPE_SIZE: usize = 256 * 1024;
+/// The most of a name that is repeated in a sentence about it.
+const QUOTED: usize = 4096;
+
+/// One execution.
+pub struct Run {
+    /// Its keeper, until that was reaped.
+    pub keeper: Option<i32>,
+    /// Whether everything of it is to be ended.
+    pub killing: bool,
+    pub report: OwnedFd,
+    pub phase: Phase,
+    terminal: Option<OwnedFd>,
+    program: String,
+    dir: String,
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It starts or runs.
+    Live,
+    /// It ended; output may still be on its way.
+    Ended(End, u64, u64),
+    /// The end was told.
+    Told,
+    /// It never ran, and that was told.
+    Failed,
+}
+
+/// The agent's ends of a program's streams.
+struct Ours {
+    taps: [Option<OwnedFd>; 2],
+    input: Option<OwnedFd>,
+    terminal: Option<OwnedFd>,
+}
+
+impl Run {
+    pub fn is_draining(&self) -> bool {
+        matches!(self.phase, Phase::Ended(..))
+    }
+
+    /// Tells the end once all output was passed on. Returns whether nothing is left to do.
+    pub fn settle(&mut self, number: u32, link: &mut Link, drained: bool) -> bool {
+        if let Phase::Ended(end, cpu_us, peak_kib) = self.phase
+            && drained
+        {
+            link.send(&FromAgent::Exited { channel: number, end, cpu_us, peak_kib });
+            self.phase = Phase::Told;
+        }
+        matches!(self.phase, Phase::Told | Phase::Failed) && self.keeper.is_none()
+    }
+
+    /// Deals with what the keeper said since the last time.
+    pub fn hear(&mut self, number: u32, link: &mut Link) {
+        let mut bytes = [0; REPORT];
+        while let Ok(REPORT) = rustix::io::read(&self.report, &mut bytes) {
+            match Report::decode(&bytes) {
+                Some(Report::Started(pid)) => {
+                    link.send(&FromAgent::Started(number, pid.unsigned_abs()));
+                }
+                Some(Report::Failed(step, errno)) => {
+                    let sentence = step.sentence(&self.program, &self.dir, errno);
+                    let kind = step.kind(errno);
+                    link.send(&FromAgent::StartFailed(number, kind, errno, &sentence));
+                    self.phase = Phase::Failed;
+                }
+                Some(Report::Exited(status, cpu, peak)) => {
+                    self.phase = Phase::Ended(end(status), cpu, peak);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The keeper is gone, which is told. Returns whether it was killed before its time.
+    pub fn keeper_ended(&mut self, number: u32, link: &mut Link, status: i32) -> bool {
+        self.hear(number, link);
+        self.keeper = None;
+        self.killing = false;
+        if self.phase == Phase::Live {
+            self.phase = Phase::Ended(End::Lost, 0, 0);
+        }
+        let lost = end(status) != End::Code(0);
+        if lost && self.phase != Phase::Failed {
+            link.send(&FromAgent::KeeperLost(number));
+        } else if self.phase != Phase::Failed {
+            link.send(&FromAgent::Ended(number));
+        }
+        lost
+    }
+
+    pub fn resize(&self, size: Size) {
+        if let Some(terminal) = &self.terminal {
+            // The only failure is a terminal that is gone, which needs no size.
+            let _ = terminal::resize(terminal, size);
+        }
+    }
+
+    /// Sends a signal to the program and its descendants.
+    pub fn signal(&self, number: u8) {
+        if let Some(keeper) = self.keeper {
+            tree::signal_descendants(keeper, number.into());
+        }
+    }
+
+    /// Ends all of its processes that can be found now.
+    pub fn hunt(&self) {
+        if let Some(keeper) = self.keeper {
+            tree::kill_descendants(keeper);
+            // A keeper that was stopped from inside could not reap.
+            sys::signal(keeper, libc::SIGCONT);
+        }
+    }
+}
+
+fn end(status: i32) -> End {
+    if libc::WIFSIGNALED(status) {
+        End::Signal(libc::WTERMSIG(status))
+    } else {
+        End::Code(libc::WEXITSTATUS(status))
+    }
+}
+
+impl Agent {
+    /// Starts a program, or says why not.
+    pub fn spawn(&mut self, number: u32, spawn: &Spawn<'_>) {
+        let Some(image) = Image::new(spawn) else {
+            let sentence = "the command names no program";
+            return self.refuse(number, StartKind::NotFound, libc::EINVAL, sentence);
+        };
+        match self.start(spawn, &image) {
+            Ok(channel) => {
+                self.channels.insert(number, channel);
+            }
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                let sentence = format!("there is no room for another process: {error}");
+                self.refuse(number, StartKind::NoResources, errno, &sentence);
+            }
+        }
+    }
+
+    pub fn refuse(&mut self, number: u32, kind: StartKind, errno: i32, sentence: &str) {
+        self.link.send(&FromAgent::StartFailed(number, kind, errno, sentence));
+    }
+
+    fn start(&self, spawn: &Spawn<'_>, image: &Image) -> io::Result<Channel> {
+        let (stdio, ours) = open_streams(spawn)?;
+        let (report, reports) = pipe_with(PipeFlags::CLOEXEC)?;
+        unblock(&report)?;
+        let agent = rustix::process::getpid();
+        let surroundings = &self.surroundings;
+        let keeper = match sys::fork()? {
+            Fork::Child => Keeper { image, stdio, surroundings, report: reports, agent }.run(),
+            Fork::Parent(pid) => pid,
+        };
+        let [stdout, stderr] = ours.taps;
+        let mut feed = Feed::new(ours.input, spawn.terminal.is_some());
+        if !spawn.stdin {
+            feed.end();
+            feed.pump();
+        }
+        let program = spawn.argv.first().copied().unwrap_or_default();
+        let run = Run {
+            keeper: Some(keeper),
+            killing: false,
+            report,
+            phase: Phase::Live,
+            terminal: ours.terminal,
+            program: quoted(program),
+            dir: quoted(spawn.dir),
+        };
+        let taps = [Tap::new(Stream::Stdout, stdout), Tap::new(Stream::Stderr, stderr)];
+        Ok(Channel { taps, feed, work: Work::Run(run) })
+    }
+}
+
+fn quoted(text: &str) -> String {
+    text[..text.floor_char_boundary(QUOTED)].to_owned()
+}
+
+fn open_streams(spawn: &Spawn<'_>) -> io::Result<(Stdio, Ours)> {
+    if let Some(size) = spawn.terminal {
+        return open_terminal(size);
+    }
+    let (stdin, input) = if spawn.stdin {
+        let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        unblock(&ours)?;
+        (theirs, Some(ours))
+    } else {
+        (null().or_else(|_| pipe_with(PipeFlags::CLOEXEC).map(|(read, _)| read))?, None)
+    };
+    let (out, stdout) = output_pipe()?;
+    let (err, stderr) = output_pipe()?;
+    let ours = Ours { taps: [Some(out), Some(err)], input, terminal: None };
+    Ok((Stdio([stdin, stdout, stderr]), ours))
+}
+
+fn open_terminal(size: Size) -> io::Result<(Stdio, Ours)> {
+    let (ours, theirs) = terminal::open(size)?;
+    unblock(&ours)?;
+    let stdio = Stdio([theirs.try_clone()?, theirs.try_clone()?, theirs]);
+    let input = Some(ours.try_clone()?);
+    let terminal = Some(ours.try_clone()?);
+    Ok((stdio, Ours { taps: [Some(ours), None], input, terminal }))
+}
+
+/// The agent's end and the program's.
+pub fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    unblock(&ours)?;
+    // The user's share of pipe memory may be used up; the usual size works as well.
+    let _ = fcntl_setpipe_size(&ours, PIPE_SIZE);
+    Ok((ours, theirs))
+}
+
+/// Makes reading or writing return rather than wait. Not seen by the other end.
+pub fn unblock(fd: &OwnedFd) -> io::Result<()> {
+    Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
+}

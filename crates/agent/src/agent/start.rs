@@ -1,0 +1,97 @@
+//! What the agent does once, before its loop.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
+
+use super::files::Roots;
+use super::link::Link;
+use super::program::Surroundings;
+use super::{Agent, sys};
+use crate::protocol::{FromAgent, Hello, MAX_FRAME, VERSION};
+
+/// Makes everything ready and says hello.
+pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
+    let (Some(pipe), Some(root), None) = (args.next(), args.next(), args.next()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let (input, output) = open_pipe(&pipe)?;
+    sys::default_signals();
+    // Alone in its session, so that no terminal's signals reach it; refused where it already is.
+    let _ = rustix::process::setsid();
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    // What runs beside it as the same user may neither trace it nor look into its descriptors.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let mut agent = Agent {
+        link: Link::new(input, output),
+        children: sys::watch_children()?,
+        roots: Roots::open(&root)?,
+        surroundings: Surroundings { root: CString::new(root)?, open_files: raise_open_files() },
+        channels: BTreeMap::new(),
+        highest: 0,
+        greeted: false,
+        next_hunt: None,
+    };
+    agent.link.send(&FromAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 }));
+    Ok(agent)
+}
+
+/// `N`, or `IN,OUT`. Moved out of the way of the standard descriptors, which are then filled.
+fn open_pipe(text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (input, output) = text.split_once(',').unwrap_or((text, text));
+    let number = |text: &str| text.parse::<RawFd>().map_err(|_| io::ErrorKind::InvalidInput);
+    let (input, output) = (number(input)?, number(output)?);
+    let pipe = (take(input)?, take(output)?);
+    release(input)?;
+    if output != input {
+        release(output)?;
+    }
+    fill_stdio()?;
+    Ok(pipe)
+}
+
+/// A copy above the standard descriptors that neither blocks nor survives `exec`.
+fn take(number: RawFd) -> io::Result<OwnedFd> {
+    let inherited = sys::adopt(number)?;
+    let copy = rustix::io::fcntl_dupfd_cloexec(&inherited, 3);
+    // Not dropped here: both directions may share the number.
+    std::mem::forget(inherited);
+    let copy = copy?;
+    rustix::fs::fcntl_setfl(&copy, rustix::fs::fcntl_getfl(&copy)? | OFlags::NONBLOCK)?;
+    Ok(copy)
+}
+
+fn release(number: RawFd) -> io::Result<()> {
+    sys::adopt(number).map(drop)
+}
+
+/// Makes sure that 0, 1 and 2 are taken: a pipe that got one of those numbers would be overwritten
+/// on its way to a program.
+fn fill_stdio() -> io::Result<()> {
+    loop {
+        let fd = null().or_else(|_| rustix::pipe::pipe().map(|(read, _)| read))?;
+        if fd.as_raw_fd() > 2 {
+            return Ok(());
+        }
+        std::mem::forget(fd);
+    }
+}
+
+/// The file that is always empty.
+pub fn null() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Many channels need many descriptors. Returns the limit as it was, for the programs.
+fn raise_open_files() -> Rlimit {
+    let found = getrlimit(Resource::Nofile);
+    let all = Rlimit { current: found.maximum, maximum: found.maximum };
+    // Refused only where the limit is already as it should be.
+    let _ = setrlimit(Resource::Nofile, all);
+    found
+}

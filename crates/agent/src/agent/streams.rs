@@ -1,0 +1,162 @@
+//! One channel's output and input, each moving only as far as there is credit for it.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use rustix::io::{Errno, write};
+
+use super::link::{Link, Stop};
+use crate::protocol::{MIN_CHARGE, Stream, WINDOW, charge};
+
+/// What a terminal's line discipline takes for the end of input.
+const END_OF_INPUT: u8 = 4;
+
+/// One output stream on its way out.
+pub struct Tap {
+    fd: Option<OwnedFd>,
+    stream: Stream,
+    credit: u32,
+    /// Nothing is sent any more; what still comes is thrown away, so that a background process that
+    /// logs is neither blocked nor killed.
+    muted: bool,
+}
+
+impl Tap {
+    pub fn new(stream: Stream, fd: Option<OwnedFd>) -> Self {
+        Self { muted: fd.is_none(), fd, stream, credit: WINDOW }
+    }
+
+    pub fn fd(&self) -> Option<&OwnedFd> {
+        self.fd.as_ref()
+    }
+
+    /// Whether everything that will be sent was sent.
+    pub fn is_done(&self) -> bool {
+        self.muted
+    }
+
+    /// Whether reading from it would lead anywhere now.
+    pub fn is_ready(&self, link: &Link) -> bool {
+        self.fd.is_some() && (self.muted || self.credit >= MIN_CHARGE && link.has_room())
+    }
+
+    /// More credit than was ever given out breaks the protocol.
+    pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
+        self.credit =
+            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW).ok_or(Stop::Broken)?;
+        Ok(())
+    }
+
+    /// Sends one piece. `last` says that the writer has ended: once nothing is there, nothing more
+    /// is waited for, even if a descendant holds the stream open.
+    pub fn pump(&mut self, channel: u32, link: &mut Link, last: bool) {
+        if !self.is_ready(link) {
+            return;
+        }
+        let Some(fd) = &self.fd else { return };
+        let got = if self.muted {
+            rustix::io::read(fd, &mut [0; 16 * 1024])
+        } else {
+            link.forward(channel, self.stream, fd, self.credit as usize)
+        };
+        match got {
+            Ok(count) if count > 0 => self.spend(count),
+            Err(Errno::AGAIN) if !last => {}
+            Err(Errno::AGAIN) => self.muted = true,
+            Err(Errno::INTR) => {}
+            // A terminal says EIO when nobody has it open any more.
+            Ok(_) | Err(_) => self.close(),
+        }
+    }
+
+    fn spend(&mut self, count: usize) {
+        if !self.muted {
+            self.credit = self.credit.saturating_sub(charge(count));
+        }
+    }
+
+    pub fn close(&mut self) {
+        self.muted = true;
+        self.fd = None;
+    }
+}
+
+/// One input stream on its way in.
+pub struct Feed {
+    fd: Option<OwnedFd>,
+    queue: VecDeque<u8>,
+    /// What the other side may still send.
+    credit: u32,
+    /// What was used up and not yet given back.
+    owed: u32,
+    ending: bool,
+    terminal: bool,
+}
+
+impl Feed {
+    pub fn new(fd: Option<OwnedFd>, terminal: bool) -> Self {
+        let queue = VecDeque::new();
+        Self { fd, queue, credit: WINDOW, owed: 0, ending: false, terminal }
+    }
+
+    /// The descriptor to wait for, while something waits to be written.
+    pub fn waiting_fd(&self) -> Option<&OwnedFd> {
+        self.fd.as_ref().filter(|_| !self.queue.is_empty())
+    }
+
+    /// Takes input that arrived.
+    pub fn push(&mut self, data: &[u8]) -> Result<(), Stop> {
+        let length = u32::try_from(data.len()).map_err(|_| Stop::Broken)?;
+        self.credit = self.credit.checked_sub(length).ok_or(Stop::Broken)?;
+        if self.ending {
+            return Err(Stop::Broken);
+        }
+        self.queue.extend(data);
+        Ok(())
+    }
+
+    /// Nothing more will arrive.
+    pub fn end(&mut self) {
+        if !self.ending && self.terminal {
+            self.queue.push_back(END_OF_INPUT);
+        }
+        self.ending = true;
+    }
+
+    /// Writes what can be written. Returns the credit to give back, if it is worth a message.
+    pub fn pump(&mut self) -> Option<u32> {
+        while let Some(fd) = self.fd.as_ref().filter(|_| !self.queue.is_empty()) {
+            match write(fd, self.queue.as_slices().0) {
+                Ok(count) => self.consume(count),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => self.fd = None,
+            }
+        }
+        if self.fd.is_none() {
+            // Nobody reads it: swallowed, so that the writer is not held back for ever.
+            self.consume(self.queue.len());
+        }
+        // A terminal stays: it is also where the output comes from.
+        if self.ending && self.queue.is_empty() && !self.terminal {
+            self.fd = None;
+        }
+        (self.owed >= WINDOW / 4 && !self.ending).then(|| self.settle())
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.queue.drain(..count);
+        self.owed += count as u32;
+    }
+
+    fn settle(&mut self) -> u32 {
+        let owed = std::mem::take(&mut self.owed);
+        self.credit += owed;
+        owed
+    }
+
+    pub fn close(&mut self) {
+        self.fd = None;
+        self.queue.clear();
+    }
+}

@@ -1,0 +1,193 @@
+//! The few system calls that need `unsafe`. The agent has one thread, which is what makes forking
+//! and going on in the child sound.
+#![allow(unsafe_code)] // The calls below have no safe form in the libraries used.
+
+use std::ffi::{CStr, c_char};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Which side of a fork this is.
+pub enum Fork {
+    /// The new process.
+    Child,
+    /// The old one, with the new one's id.
+    Parent(i32),
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Splits the process in two.
+pub fn fork() -> io::Result<Fork> {
+    // SAFETY: there is one thread, so the child's copy of every lock and of the heap is consistent.
+    match check(unsafe { libc::fork() })? {
+        0 => Ok(Fork::Child),
+        pid => Ok(Fork::Parent(pid)),
+    }
+}
+
+/// Ends this process at once, without running what the parent registered for its own end.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: has no preconditions.
+    unsafe { libc::_exit(code) }
+}
+
+/// Whether this is the first process of its pid namespace, whose end ends all others.
+pub fn is_init() -> bool {
+    rustix::process::getpid().as_raw_nonzero().get() == 1
+}
+
+/// Takes over an inherited descriptor by its number.
+pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: asks about the number only.
+    check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
+    // SAFETY: it is open, and the caller is told by whoever started us that it is ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Closes every descriptor above 2 except those given.
+pub fn close_all_but(keep: &mut [RawFd]) {
+    keep.sort_unstable();
+    let mut first = 3;
+    for fd in keep.iter().copied().filter(|fd| *fd >= 3) {
+        close_range(first, fd - 1, 0);
+        first = fd + 1;
+    }
+    close_range(first, RawFd::MAX, 0);
+}
+
+/// Marks every descriptor above 2 to be closed by `exec`.
+pub fn close_on_exec_above_stdio() {
+    close_range(3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC);
+}
+
+fn close_range(first: RawFd, last: RawFd, flags: libc::c_uint) {
+    if first <= last {
+        // SAFETY: only called where nothing uses the closed descriptors any more: in a child that
+        // keeps those it needs.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };
+    }
+}
+
+/// Makes `fds` the standard input, output and error.
+pub fn set_stdio(fds: [RawFd; 3]) -> io::Result<()> {
+    for (target, fd) in (0..).zip(fds) {
+        // SAFETY: the targets are the standard ones, which nothing owns.
+        check(unsafe { libc::dup2(fd, target) })?;
+    }
+    Ok(())
+}
+
+/// Undoes what was inherited: every signal has its default effect, except a broken pipe, which is
+/// an error of the write.
+pub fn default_signals() {
+    for number in 1..=64 {
+        // SAFETY: sets no handler; numbers that cannot be set are refused by the kernel.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+    // SAFETY: as above.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+/// What a program expects: no signal blocked, none ignored.
+pub fn signals_for_program() {
+    // SAFETY: sets no handler, and a set the kernel fills in is a valid one.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::sigprocmask(libc::SIG_SETMASK, &no_signals(), std::ptr::null_mut());
+    }
+}
+
+fn no_signals() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the call fills the whole set.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}
+
+/// A descriptor that becomes readable when a child ends.
+pub fn watch_children() -> io::Result<OwnedFd> {
+    let mut set = no_signals();
+    // SAFETY: the set is valid; the new descriptor is nobody else's.
+    unsafe {
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        check(libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()))?;
+        let fd = check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// The next child that ended, with its wait status; nothing if none has. An error means that there
+/// are no children.
+pub fn reap(block: bool) -> io::Result<Option<(i32, i32)>> {
+    let mut status = 0;
+    let flags = if block { 0 } else { libc::WNOHANG };
+    // SAFETY: the status outlives the call.
+    let pid = check(unsafe { libc::waitpid(-1, &mut status, flags) })?;
+    Ok((pid != 0).then_some((pid, status)))
+}
+
+/// Processor time in microseconds and highest memory in KiB of the children that were reaped.
+pub fn usage_of_children() -> (u64, u64) {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: all zeroes are a valid value, which the call overwrites.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let micros = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+    (micros(usage.ru_utime) + micros(usage.ru_stime), usage.ru_maxrss as u64)
+}
+
+/// Sends a signal. A process that is gone is no error: that is what one wants of most signals.
+pub fn signal(pid: i32, number: i32) {
+    if pid > 1 {
+        // SAFETY: has no memory effects; never a group or everybody, as the check above ensures.
+        unsafe { libc::kill(pid, number) };
+    }
+}
+
+/// Becomes another user, with no groups but its own.
+pub fn become_user(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: plain numbers; the list of groups is empty.
+    unsafe {
+        check(libc::setgroups(0, std::ptr::null()))?;
+        check(libc::setresgid(gid, gid, gid))?;
+        check(libc::setresuid(uid, uid, uid))?;
+    }
+    Ok(())
+}
+
+/// Whether this process already is that user.
+pub fn is_user(uid: u32, gid: u32) -> bool {
+    // SAFETY: have no preconditions.
+    unsafe { libc::geteuid() == uid && libc::getegid() == gid }
+}
+
+/// A list of C strings in the form `exec` takes.
+pub struct Pointers(Vec<*const c_char>);
+
+impl Pointers {
+    /// The strings must outlive the use of the list.
+    pub fn to(strings: &[std::ffi::CString]) -> Self {
+        let pointers = strings.iter().map(|text| text.as_ptr());
+        Self(pointers.chain(std::iter::once(std::ptr::null())).collect())
+    }
+}
+
+/// Becomes another program. Returns only if that failed.
+pub fn exec(path: &CStr, argv: &Pointers, env: &Pointers) -> io::Error {
+    // SAFETY: both lists end with a null pointer, and their strings are alive: the image that holds
+    // them is borrowed by the caller.
+    unsafe { libc::execve(path.as_ptr(), argv.0.as_ptr(), env.0.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Raw numbers of descriptors that are kept alive by the caller.
+pub fn raw(fds: &[&OwnedFd]) -> Vec<RawFd> {
+    fds.iter().map(|fd| fd.as_raw_fd()).collect()
+}

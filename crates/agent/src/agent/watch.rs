@@ -1,0 +1,124 @@
+//! Watching one directory. The kernel's queue is the bound: what does not fit is an overflow event.
+
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+
+use super::Agent;
+use super::channel::{Channel, Work};
+use super::files::Failure;
+use super::link::{Link, Stop};
+use super::streams::{Feed, Tap};
+use crate::protocol::{FromAgent, Stream, WINDOW, WatchEvent, WatchKind, charge};
+
+/// Room for the kernel's events, and the most their records can take.
+const EVENTS: usize = 4096;
+const RECORDS: u32 = 4 * EVENTS as u32;
+
+/// One watch.
+pub struct Watch {
+    fd: Option<OwnedFd>,
+    credit: u32,
+}
+
+impl Watch {
+    /// The descriptor to wait for, while events may be sent.
+    pub fn waiting_fd(&self, link: &Link) -> Option<&OwnedFd> {
+        self.fd.as_ref().filter(|_| self.credit >= RECORDS && link.has_room())
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.fd.is_none()
+    }
+
+    pub fn end(&mut self) {
+        self.fd = None;
+    }
+
+    pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
+        self.credit =
+            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW).ok_or(Stop::Broken)?;
+        Ok(())
+    }
+
+    /// Sends the events that one read yields.
+    pub fn pump(&mut self, number: u32, link: &mut Link) {
+        let Some(fd) = &self.fd else { return };
+        let mut buffer = [MaybeUninit::uninit(); EVENTS];
+        let mut reader = inotify::Reader::new(fd, &mut buffer);
+        let mut records = Vec::new();
+        let mut gone = false;
+        while let Ok(event) = reader.next() {
+            let name = event.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+            if let Some(kind) = kind(event.events()) {
+                gone |= kind == WatchKind::Gone;
+                // A file name is far shorter than a frame.
+                let _ = WatchEvent { kind, name: &name }.record(&mut records);
+            }
+            if reader.is_buffer_empty() {
+                break;
+            }
+        }
+        if !records.is_empty() {
+            self.credit = self.credit.saturating_sub(charge(records.len()));
+            link.send(&FromAgent::Output(number, Stream::Stdout, &records));
+        }
+        if gone {
+            self.end();
+            link.send(&FromAgent::Ended(number));
+        }
+    }
+}
+
+fn kind(events: ReadFlags) -> Option<WatchKind> {
+    let any = |flags: ReadFlags| events.intersects(flags);
+    if any(ReadFlags::QUEUE_OVERFLOW) {
+        Some(WatchKind::Overflow)
+    } else if any(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT) {
+        Some(WatchKind::Gone)
+    } else if any(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
+        Some(WatchKind::Created)
+    } else if any(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+        Some(WatchKind::Removed)
+    } else if any(ReadFlags::MODIFY | ReadFlags::ATTRIB | ReadFlags::CLOSE_WRITE) {
+        Some(WatchKind::Changed)
+    } else {
+        None
+    }
+}
+
+impl Agent {
+    /// Starts a watch, or says why not.
+    pub fn start_watch(&mut self, number: u32, path: &str) {
+        let message = match self.open_watch(path) {
+            Ok(fd) => {
+                let watch = Watch { fd: Some(fd), credit: WINDOW };
+                let taps = [Tap::new(Stream::Stdout, None), Tap::new(Stream::Stderr, None)];
+                let feed = Feed::new(None, false);
+                self.channels.insert(number, Channel { taps, feed, work: Work::Watch(watch) });
+                return self.link.send(&FromAgent::FileDone(number));
+            }
+            Err(failure) => failure,
+        };
+        self.link.send(&message.message(number));
+    }
+
+    fn open_watch(&self, path: &str) -> Result<OwnedFd, Failure> {
+        let dir = self.roots.dir(path)?;
+        let fail = |errno| Failure::new(path, errno);
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(fail)?;
+        let flags = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MODIFY
+            | WatchFlags::ATTRIB
+            | WatchFlags::MOVE
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        // By descriptor: the path was resolved by the kernel already and may not be resolved again.
+        let held = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
+        inotify::add_watch(&fd, held, flags).map_err(fail)?;
+        Ok(fd)
+    }
+}

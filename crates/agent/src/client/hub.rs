@@ -1,0 +1,217 @@
+//! What the tasks and handles of one connection share: the open lanes and what waits to be sent.
+//!
+//! Lock order: a lane's lock may be held while the hub's is taken, never the other way round.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stockade_core::{Error, ErrorCode, Result};
+use tokio::sync::Notify;
+
+use super::lane::{Kind, Lane};
+use crate::protocol::{MAX_CHANNELS, ToAgent};
+
+/// While more than this waits to be sent, data waits with its sender.
+const ENOUGH: usize = 512 * 1024;
+/// Small messages never wait, so an agent that does not read is noticed here.
+const TOO_MUCH: usize = 8 * 1024 * 1024;
+
+/// Why a pipe is closed.
+#[derive(Debug, Clone)]
+pub struct Closed {
+    code: ErrorCode,
+    pub message: String,
+}
+
+impl Closed {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// The other side broke the protocol.
+    pub fn broken(what: impl std::fmt::Display) -> Self {
+        Self::new(ErrorCode::Protocol, format!("the agent broke the protocol: {what}"))
+    }
+
+    pub fn error(&self, operation: &'static str) -> Error {
+        Error::new(self.code, operation, self.message.clone())
+    }
+}
+
+/// What one connection's tasks and handles share.
+pub struct Hub {
+    core: Mutex<Core>,
+    /// Something waits to be sent, or the pipe was closed.
+    to_send: Notify,
+    /// There is room again, the agent said hello, or the pipe was closed.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Core {
+    outbox: Vec<u8>,
+    lanes: HashMap<u32, Arc<Lane>>,
+    last: u32,
+    greeted: bool,
+    /// Too much waits to be sent. Dealt with by the reading task: whoever noticed may hold a lane's
+    /// lock.
+    overfull: bool,
+    closed: Option<Closed>,
+}
+
+impl Hub {
+    pub fn new() -> Self {
+        Self { core: Mutex::default(), to_send: Notify::new(), changed: Notify::new() }
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        // Nothing below panics half-way through a change.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the check yields something.
+    async fn until<T>(&self, mut check: impl FnMut(&mut Core) -> Option<T>) -> T {
+        loop {
+            let notified = self.changed.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if let Some(found) = check(&mut self.core()) {
+                return found;
+            }
+            notified.await;
+        }
+    }
+
+    /// Queues a small message. After the end of the pipe it goes nowhere.
+    pub fn send(&self, message: &ToAgent<'_>) {
+        let mut core = self.core();
+        if core.closed.is_some() {
+            return;
+        }
+        // Those sent here are of fixed size, or cut to size before.
+        let _ = message.encode(&mut core.outbox);
+        core.overfull |= core.outbox.len() > TOO_MUCH;
+        let overfull = core.overfull;
+        drop(core);
+        self.to_send.notify_one();
+        if overfull {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Waits until there is room for data.
+    pub async fn room(&self) -> Result<(), Closed> {
+        self.until(|core| match &core.closed {
+            Some(closed) => Some(Err(closed.clone())),
+            None => (core.outbox.len() < ENOUGH).then_some(Ok(())),
+        })
+        .await
+    }
+
+    /// Opens a lane with a first message, which `message` builds from the lane's number.
+    pub async fn open<'m>(
+        &self,
+        operation: &'static str,
+        kind: Kind,
+        message: impl FnOnce(u32) -> ToAgent<'m>,
+    ) -> Result<(u32, Arc<Lane>)> {
+        self.room().await.map_err(|closed| closed.error(operation))?;
+        let mut core = self.core();
+        if let Some(closed) = &core.closed {
+            return Err(closed.error(operation));
+        }
+        let number = core.last.saturating_add(1);
+        if core.lanes.len() >= MAX_CHANNELS || number == u32::MAX {
+            let message = format!("more than {MAX_CHANNELS} processes and requests at once");
+            return Err(Error::new(ErrorCode::TooLarge, operation, message));
+        }
+        message(number).encode(&mut core.outbox).map_err(|too_long| {
+            let message = "arguments and environment, or the path, are too long";
+            Error::new(ErrorCode::TooLarge, operation, message).source(too_long)
+        })?;
+        core.last = number;
+        let lane = Arc::new(Lane::new(kind));
+        core.lanes.insert(number, lane.clone());
+        drop(core);
+        self.to_send.notify_one();
+        Ok((number, lane))
+    }
+
+    /// An open lane.
+    pub fn lane(&self, number: u32) -> Result<Arc<Lane>, Closed> {
+        let found = self.core().lanes.get(&number).cloned();
+        found.ok_or_else(|| Closed::broken(format_args!("there is no channel {number}")))
+    }
+
+    /// Forgets a lane that is over.
+    pub fn forget(&self, number: u32) {
+        self.core().lanes.remove(&number);
+    }
+
+    /// The agent said hello. Only once.
+    pub fn greet(&self) -> Result<(), Closed> {
+        let twice = std::mem::replace(&mut self.core().greeted, true);
+        self.changed.notify_waiters();
+        if twice { Err(Closed::broken("it said hello twice")) } else { Ok(()) }
+    }
+
+    /// Whether the agent said hello.
+    pub fn is_greeted(&self) -> bool {
+        self.core().greeted
+    }
+
+    /// Waits for the agent's hello.
+    pub async fn greeted(&self) -> Result<(), Closed> {
+        self.until(|core| match &core.closed {
+            Some(closed) => Some(Err(closed.clone())),
+            None => core.greeted.then_some(Ok(())),
+        })
+        .await
+    }
+
+    /// Waits until so much waits to be sent that the agent cannot be reading.
+    pub async fn overfull(&self) -> Closed {
+        self.until(|core| core.overfull.then(|| Closed::broken("it does not read"))).await
+    }
+
+    /// Waits for the end of the pipe.
+    pub async fn closed(&self) -> Closed {
+        self.until(|core| core.closed.clone()).await
+    }
+
+    /// Closes the pipe: every lane ends here. Only the first reason counts.
+    pub fn fail(&self, closed: Closed) {
+        let mut core = self.core();
+        if core.closed.is_some() {
+            return;
+        }
+        core.closed = Some(closed.clone());
+        core.outbox = Vec::new();
+        let lanes = std::mem::take(&mut core.lanes);
+        drop(core);
+        lanes.into_values().for_each(|lane| lane.lose(&closed));
+        self.changed.notify_waiters();
+        self.to_send.notify_one();
+    }
+
+    /// Exchanges the batch that was sent for what was queued meanwhile. False: the pipe is closed.
+    pub async fn next_batch(&self, batch: &mut Vec<u8>) -> bool {
+        batch.clear();
+        loop {
+            let notified = self.to_send.notified();
+            {
+                let mut core = self.core();
+                if core.closed.is_some() {
+                    return false;
+                }
+                if !core.outbox.is_empty() {
+                    std::mem::swap(batch, &mut core.outbox);
+                    drop(core);
+                    self.changed.notify_waiters();
+                    return true;
+                }
+            }
+            notified.await;
+        }
+    }
+}

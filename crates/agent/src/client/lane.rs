@@ -1,0 +1,271 @@
+//! One channel as the client sees it: what may arrive on it, what arrived, and how it ended.
+//!
+//! Memory is bounded by credit: what the agent may send is what there is room for.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use stockade_core::{Entry, Exit, ExitStatus};
+use tokio::sync::Notify;
+
+use super::hub::{Closed, Hub};
+use crate::protocol::{FileErrorKind, MAX_DATA, Stream, ToAgent, WINDOW, charge};
+
+/// What a channel is for, and so what may arrive on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A program, with or without input.
+    Run,
+    /// A request answered by an entry.
+    Entry,
+    /// A request answered by at most so many bytes.
+    Data(u32),
+    /// A request answered by success alone.
+    Plain,
+    /// A request that yields output before its success.
+    Stream,
+    /// A request that yields output after its success.
+    Watch,
+}
+
+/// How a channel ended.
+#[derive(Debug, Clone)]
+pub enum Finish {
+    Exit(Exit),
+    Entry(Entry),
+    Data(Bytes),
+    Done,
+    Failed(FileFailure),
+    Closed(Closed),
+}
+
+/// Why the agent could not do what was asked.
+#[derive(Debug, Clone)]
+pub struct FileFailure {
+    pub kind: FileErrorKind,
+    pub path: String,
+    pub detail: String,
+}
+
+/// One channel.
+pub struct Lane {
+    pub kind: Kind,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+/// What is known about a channel.
+pub struct State {
+    output: VecDeque<(Stream, Bytes)>,
+    /// What the agent may still send, per stream.
+    credit: [u32; 2],
+    /// What was consumed and not yet given back, per stream.
+    owed: [u32; 2],
+    /// What may still be sent to the agent.
+    input: u32,
+    input_closed: bool,
+    /// Nobody will read the output.
+    unread: bool,
+    /// The agent has answered a watch.
+    pub confirmed: bool,
+    /// No process of it is left.
+    pub ended: bool,
+    /// Some of its processes may have got away.
+    pub lost: bool,
+    pub finish: Option<Finish>,
+}
+
+fn at(stream: Stream) -> usize {
+    match stream {
+        Stream::Stdout => 0,
+        Stream::Stderr => 1,
+    }
+}
+
+impl Lane {
+    pub fn new(kind: Kind) -> Self {
+        let state = State {
+            output: VecDeque::new(),
+            credit: [WINDOW; 2],
+            owed: [0; 2],
+            input: WINDOW,
+            input_closed: false,
+            unread: false,
+            confirmed: false,
+            ended: false,
+            lost: false,
+            finish: None,
+        };
+        Self { kind, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what is known and wakes whoever waits for it.
+    pub fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state());
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// Waits until the check yields something.
+    pub async fn until<T>(&self, mut check: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let notified = self.changed.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if let Some(found) = check(&mut self.state()) {
+                return found;
+            }
+            notified.await;
+        }
+    }
+
+    /// Waits for the end of a request.
+    pub async fn finish(&self) -> Finish {
+        self.until(|state| state.finish.clone()).await
+    }
+
+    /// The pipe is gone.
+    pub fn lose(&self, closed: &Closed) {
+        self.update(|state| {
+            state.ended = true;
+            state.finish.get_or_insert_with(|| match self.kind {
+                Kind::Run => Finish::Exit(ExitStatus::Lost(closed.message.clone()).into()),
+                Kind::Entry | Kind::Data(_) | Kind::Plain | Kind::Stream | Kind::Watch => {
+                    Finish::Closed(closed.clone())
+                }
+            });
+        });
+    }
+
+    /// Output arrived. Returns the credit to give back at once, where nobody reads it.
+    pub fn push_output(&self, stream: Stream, data: Bytes) -> Result<Option<u32>, Closed> {
+        let kind_fits = match self.kind {
+            Kind::Run | Kind::Stream | Kind::Watch => true,
+            Kind::Entry | Kind::Data(_) | Kind::Plain => false,
+        };
+        self.update(|state| {
+            if state.finish.is_some() || !kind_fits || data.is_empty() {
+                return Err(Closed::broken("there was output where none may be"));
+            }
+            let cost = charge(data.len());
+            let credit = &mut state.credit[at(stream)];
+            *credit =
+                credit.checked_sub(cost).ok_or_else(|| Closed::broken("output beyond credit"))?;
+            if state.unread {
+                *credit += cost;
+                return Ok(Some(cost));
+            }
+            state.output.push_back((stream, data));
+            Ok(None)
+        })
+    }
+
+    /// The next piece of output; after the last, how it ended. Gives credit back as it goes. Safe to
+    /// drop half-way.
+    pub async fn next_output(&self, number: u32, hub: &Hub) -> Result<(Stream, Bytes), Finish> {
+        let (piece, grant) = self
+            .until(|state| match state.output.pop_front() {
+                Some((stream, data)) => {
+                    Some((Ok((stream, data.clone())), state.consume(stream, &data)))
+                }
+                None => state.finish.clone().map(|finish| (Err(finish), None)),
+            })
+            .await;
+        if let Some((stream, amount)) = grant {
+            hub.send(&ToAgent::Credit(number, stream, amount));
+        }
+        piece
+    }
+
+    /// Nobody will read any more: what waits is thrown away, and the agent told to end it.
+    pub fn abandon(&self, number: u32, hub: &Hub) {
+        let live = self.update(|state| {
+            state.unread = true;
+            state.output.clear();
+            state.finish.is_none()
+        });
+        if live {
+            hub.send(&ToAgent::Kill(number));
+        }
+    }
+
+    /// The agent takes more input.
+    pub fn grant_input(&self, amount: u32) -> Result<(), Closed> {
+        self.update(|state| {
+            let sum = state.input.checked_add(amount).filter(|sum| *sum <= WINDOW);
+            state.input = sum.ok_or_else(|| Closed::broken("more credit than was ever given"))?;
+            Ok(())
+        })
+    }
+
+    /// Sends input, waiting while the other side does not read. Returns false where the other side
+    /// will not read any more.
+    pub async fn write(&self, number: u32, hub: &Hub, mut data: Bytes) -> bool {
+        while !data.is_empty() {
+            if hub.room().await.is_err() {
+                return false;
+            }
+            let open = self.until(|state| state.send_some(number, hub, &mut data)).await;
+            if !open {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the input. Idempotent.
+    pub fn close_input(&self, number: u32, hub: &Hub) {
+        self.update(|state| {
+            if !std::mem::replace(&mut state.input_closed, true) && state.finish.is_none() {
+                hub.send(&ToAgent::StdinEnd(number));
+            }
+        });
+    }
+
+    /// There never was any input.
+    pub fn without_input(&self) {
+        self.update(|state| state.input_closed = true);
+    }
+
+    /// Whether input can still be sent.
+    pub fn takes_input(&self) -> bool {
+        let state = self.state();
+        !state.input_closed || state.finish.is_some()
+    }
+}
+
+impl State {
+    /// Accounts for a piece that was read. Credit goes back in larger amounts than it is used.
+    fn consume(&mut self, stream: Stream, data: &Bytes) -> Option<(Stream, u32)> {
+        let owed = &mut self.owed[at(stream)];
+        *owed += charge(data.len());
+        if *owed < WINDOW / 4 || self.finish.is_some() {
+            return None;
+        }
+        let amount = std::mem::take(owed);
+        self.credit[at(stream)] += amount;
+        Some((stream, amount))
+    }
+
+    /// Sends as much as there is credit for, with the state locked, so that nothing comes after the
+    /// end of input. Nothing: wait. False: the input is over.
+    fn send_some(&mut self, number: u32, hub: &Hub, data: &mut Bytes) -> Option<bool> {
+        if self.input_closed || self.finish.is_some() {
+            return Some(false);
+        }
+        let most = data.len().min(self.input as usize).min(MAX_DATA);
+        if most == 0 {
+            return None;
+        }
+        let piece = data.split_to(most);
+        self.input -= most as u32;
+        hub.send(&ToAgent::Stdin(number, &piece));
+        Some(true)
+    }
+}

@@ -1,0 +1,163 @@
+//! Processes: the agent's channels as the contract's events and control.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use stockade_core::{
+    Command, Error, ErrorCode, Process, ProcessControl, ProcessEvent, ProcessEvents, Result,
+    Signal, Stdin, StreamId, TerminalSize,
+};
+
+use super::hub::Hub;
+use super::lane::{Finish, Kind, Lane};
+use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
+
+/// Starts a command.
+pub async fn spawn(hub: &Arc<Hub>, command: &Command, limits: &[(Limit, u64)]) -> Result<Process> {
+    let argv = command.argv();
+    let spawn = Spawn {
+        argv: argv.iter().map(String::as_str).collect(),
+        env: command.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect(),
+        dir: command.dir.as_ref().map_or("", |dir| dir.as_str()),
+        user: command.user.map(|user| (user.uid, user.gid)),
+        stdin: command.stdin != Stdin::None,
+        terminal: command.terminal.map(size),
+        limits: limits.to_vec(),
+    };
+    if let Some((field, reason)) = command.problem() {
+        return Err(Error::new(ErrorCode::Invalid, "spawn", format!("`{field}` {reason}")));
+    }
+    let (number, lane) =
+        hub.open("spawn", Kind::Run, |number| ToAgent::Spawn(number, spawn)).await?;
+    let handle = Handle { hub: hub.clone(), lane, number };
+    match &command.stdin {
+        Stdin::None => handle.lane.without_input(),
+        Stdin::Bytes(bytes) => feed(handle.clone(), Bytes::from(bytes.clone())),
+        Stdin::Stream => {}
+    }
+    let control = Arc::new(Control(handle.clone()));
+    Ok(Process { events: Box::new(Events { handle, over: false }), control })
+}
+
+/// Sends all input there will be, in the background: the program may read it late or never.
+fn feed(handle: Handle, data: Bytes) {
+    tokio::spawn(async move {
+        let Handle { hub, lane, number } = handle;
+        lane.write(number, &hub, data).await;
+        lane.close_input(number, &hub);
+    });
+}
+
+fn size(size: TerminalSize) -> Size {
+    Size { rows: size.rows, cols: size.cols }
+}
+
+#[derive(Clone)]
+struct Handle {
+    hub: Arc<Hub>,
+    lane: Arc<Lane>,
+    number: u32,
+}
+
+struct Events {
+    handle: Handle,
+    over: bool,
+}
+
+#[async_trait]
+impl ProcessEvents for Events {
+    async fn next(&mut self) -> Option<ProcessEvent> {
+        if self.over {
+            return None;
+        }
+        let Handle { hub, lane, number } = &self.handle;
+        match lane.next_output(*number, hub).await {
+            Ok((Stream::Stdout, data)) => Some(ProcessEvent::Output(StreamId::Stdout, data)),
+            Ok((Stream::Stderr, data)) => Some(ProcessEvent::Output(StreamId::Stderr, data)),
+            Err(finish) => {
+                self.over = true;
+                match finish {
+                    Finish::Exit(exit) => Some(ProcessEvent::Exit(exit)),
+                    // The reader gives a program no other end.
+                    Finish::Entry(_)
+                    | Finish::Data(_)
+                    | Finish::Done
+                    | Finish::Failed(_)
+                    | Finish::Closed(_) => None,
+                }
+            }
+        }
+    }
+}
+
+/// A program whose end nobody will learn of is ended (C-15).
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.handle.lane.abandon(self.handle.number, &self.handle.hub);
+    }
+}
+
+struct Control(Handle);
+
+impl Control {
+    fn send(&self, message: impl FnOnce(u32) -> ToAgent<'static>) {
+        self.0.hub.send(&message(self.0.number));
+    }
+
+    async fn is_over(&self) -> bool {
+        self.0.lane.until(|state| Some(state.ended)).await
+    }
+}
+
+#[async_trait]
+impl ProcessControl for Control {
+    /// Returns once the agent has seen the last process end; does not need the events to be read.
+    async fn kill(&self) -> Result<()> {
+        if !self.is_over().await {
+            self.send(ToAgent::Kill);
+        }
+        if self.0.lane.until(|state| state.ended.then_some(state.lost)).await {
+            let message = "the keeper was killed from inside: processes may have got away from it";
+            return Err(
+                Error::new(ErrorCode::LeftBehind, "kill", message).remedy("destroy the sandbox")
+            );
+        }
+        Ok(())
+    }
+
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        let number = u8::try_from(signal.0).ok().filter(|number| (1..=64).contains(number));
+        let Some(number) = number else {
+            let message = format!("there is no signal {}", signal.0);
+            return Err(Error::new(ErrorCode::Invalid, "signal", message));
+        };
+        if !self.is_over().await {
+            self.send(|channel| ToAgent::Signal(channel, number));
+        }
+        Ok(())
+    }
+
+    async fn write_stdin(&self, data: Bytes) -> Result<()> {
+        let Handle { hub, lane, number } = &self.0;
+        if !lane.takes_input() {
+            let message = "its input was closed, or it was started without";
+            return Err(Error::new(ErrorCode::Invalid, "write to stdin", message));
+        }
+        // Input that came too late has no effect, as after the end of any process.
+        let _ = lane.write(*number, hub, data).await;
+        Ok(())
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.0.lane.close_input(self.0.number, &self.0.hub);
+        Ok(())
+    }
+
+    async fn resize(&self, to: TerminalSize) -> Result<()> {
+        if !self.is_over().await {
+            self.send(|channel| ToAgent::Resize(channel, size(to)));
+        }
+        Ok(())
+    }
+}

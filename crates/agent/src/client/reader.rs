@@ -1,0 +1,228 @@
+//! Everything that arrives: framed, decoded, checked, handed to its lane. Never waits for a consumer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use stockade_core::{Entry, EntryKind, ErrorCode, Exit, ExitStatus, Signal, Span, StartFailure};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::hub::{Closed, Hub};
+use super::lane::{FileFailure, Finish, Kind, Lane};
+use crate::protocol::{
+    End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER, Hello, MAX_FRAME, StartKind,
+    Stream, ToAgent, VERSION, frame_length,
+};
+
+/// How much is read at once.
+const PIECE: usize = 2 * MAX_FRAME;
+/// Data at least this long is passed on without being copied. Shorter data would keep a whole buffer
+/// alive for a few bytes.
+const WORTH_SHARING: usize = 32 * 1024;
+/// The most text of the guest's that goes into a message.
+const MOST_TEXT: usize = 1000;
+
+/// Reads until the pipe is gone or broken.
+pub async fn read(hub: Arc<Hub>, mut reader: impl AsyncRead + Unpin) {
+    let closed = tokio::select! {
+        closed = read_frames(&hub, &mut reader) => closed,
+        closed = hub.overfull() => closed,
+        _ = hub.closed() => return,
+    };
+    hub.fail(closed);
+}
+
+async fn read_frames(hub: &Hub, reader: &mut (impl AsyncRead + Unpin)) -> Closed {
+    let mut buffer = BytesMut::with_capacity(PIECE);
+    loop {
+        if let Err(closed) = take_frames(hub, &mut buffer) {
+            return closed;
+        }
+        if buffer.capacity() - buffer.len() < MAX_FRAME / 2 {
+            buffer.reserve(PIECE);
+        }
+        match reader.read_buf(&mut buffer).await {
+            Ok(0) => return Closed::new(ErrorCode::Gone, "the agent closed the pipe"),
+            Ok(_) => {}
+            Err(error) => {
+                let message = format!("the agent cannot be read from: {error}");
+                return Closed::new(ErrorCode::Gone, message);
+            }
+        }
+    }
+}
+
+fn take_frames(hub: &Hub, buffer: &mut BytesMut) -> Result<(), Closed> {
+    while let Some(length) = frame_length(buffer).map_err(Closed::broken)? {
+        if buffer.len() < HEADER + length {
+            return Ok(());
+        }
+        let frame = buffer.split_to(HEADER + length).freeze();
+        let body = frame.slice(HEADER..);
+        let message = FromAgent::decode(&body).map_err(Closed::broken)?;
+        handle(hub, &body, message)?;
+    }
+    Ok(())
+}
+
+fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed> {
+    if !hub.is_greeted() && !matches!(message, FromAgent::Hello(_)) {
+        return Err(Closed::broken("it did not say hello"));
+    }
+    match message {
+        FromAgent::Hello(hello) => greet(hub, hello),
+        FromAgent::Started(number, _) => demand(&*hub.lane(number)?, Kind::Run),
+        FromAgent::StartFailed(number, kind, _, detail) => {
+            let status = ExitStatus::StartFailed(start_failure(kind, clean(detail)));
+            hub.lane(number)?.update(|state| state.ended = true);
+            finish(hub, number, Finish::Exit(status.into()))
+        }
+        FromAgent::Output(number, stream, data) => output(hub, number, stream, share(body, data)),
+        FromAgent::Exited { channel, end, cpu_us, peak_kib } => {
+            finish(hub, channel, Finish::Exit(exit(end, cpu_us, peak_kib)?))
+        }
+        FromAgent::Ended(number) => ended(hub, number, false),
+        FromAgent::KeeperLost(number) => ended(hub, number, true),
+        FromAgent::StdinCredit(number, amount) => hub.lane(number)?.grant_input(amount),
+        FromAgent::FileDone(number) => finish(hub, number, Finish::Done),
+        FromAgent::FileEntry(number, entry) => finish(hub, number, Finish::Entry(to_entry(entry))),
+        FromAgent::FileData(number, data) => finish(hub, number, Finish::Data(share(body, data))),
+        FromAgent::FileError(number, kind, _, path, detail) => {
+            let failure = FileFailure { kind, path: clean(path), detail: clean(detail) };
+            finish(hub, number, Finish::Failed(failure))
+        }
+    }
+}
+
+fn greet(hub: &Hub, hello: Hello) -> Result<(), Closed> {
+    if hello.version != VERSION || (hello.max_frame as usize) < MAX_FRAME {
+        let Hello { version, .. } = hello;
+        return Err(Closed::broken(format_args!("it speaks version {version}, not {VERSION}")));
+    }
+    hub.greet()
+}
+
+fn demand(lane: &Lane, kind: Kind) -> Result<(), Closed> {
+    if lane.kind == kind { Ok(()) } else { Err(Closed::broken("an answer that does not fit")) }
+}
+
+fn output(hub: &Hub, number: u32, stream: Stream, data: Bytes) -> Result<(), Closed> {
+    if let Some(amount) = hub.lane(number)?.push_output(stream, data)? {
+        hub.send(&ToAgent::Credit(number, stream, amount));
+    }
+    Ok(())
+}
+
+/// A slice of what was read, or a copy where that is cheaper to keep.
+fn share(body: &Bytes, data: &[u8]) -> Bytes {
+    if data.len() >= WORTH_SHARING { body.slice_ref(data) } else { Bytes::copy_from_slice(data) }
+}
+
+/// The channel's result. Comes once, and must be one that was asked for.
+fn finish(hub: &Hub, number: u32, finish: Finish) -> Result<(), Closed> {
+    let lane = hub.lane(number)?;
+    if !answers(lane.kind, &finish) {
+        return Err(Closed::broken("an answer that does not fit"));
+    }
+    let over = lane.update(|state| {
+        if state.finish.is_some() {
+            return Err(Closed::broken("it ended a channel twice"));
+        }
+        if lane.kind == Kind::Watch && matches!(finish, Finish::Done) {
+            let twice = std::mem::replace(&mut state.confirmed, true);
+            return if twice { Err(Closed::broken("it answered twice")) } else { Ok(false) };
+        }
+        state.finish = Some(finish);
+        Ok(lane.kind != Kind::Run || state.ended)
+    })?;
+    if over {
+        hub.forget(number);
+    }
+    Ok(())
+}
+
+fn answers(kind: Kind, finish: &Finish) -> bool {
+    match finish {
+        Finish::Exit(_) => kind == Kind::Run,
+        Finish::Entry(_) => kind == Kind::Entry,
+        Finish::Data(data) => matches!(kind, Kind::Data(most) if data.len() <= most as usize),
+        Finish::Done => matches!(kind, Kind::Plain | Kind::Stream | Kind::Watch),
+        Finish::Failed(_) => kind != Kind::Run,
+        Finish::Closed(_) => true,
+    }
+}
+
+/// No process of an execution is left, or a watch is over.
+fn ended(hub: &Hub, number: u32, lost: bool) -> Result<(), Closed> {
+    let lane = hub.lane(number)?;
+    if lane.kind != Kind::Watch {
+        demand(&lane, Kind::Run)?;
+    }
+    let over = lane.update(|state| {
+        if state.ended {
+            return Err(Closed::broken("it ended an execution twice"));
+        }
+        state.ended = true;
+        state.lost = lost;
+        if lane.kind == Kind::Watch {
+            state.finish = Some(Finish::Done);
+        }
+        Ok(state.finish.is_some())
+    })?;
+    if over {
+        hub.forget(number);
+    }
+    Ok(())
+}
+
+fn exit(end: End, cpu_us: u64, peak_kib: u64) -> Result<Exit, Closed> {
+    let status = match end {
+        End::Code(code) if (0..=255).contains(&code) => ExitStatus::Exited(code),
+        End::Signal(number) if (1..=64).contains(&number) => ExitStatus::Signalled(Signal(number)),
+        End::Code(_) | End::Signal(_) => return Err(Closed::broken("there is no such exit")),
+        End::Lost => return Ok(ExitStatus::Lost("its keeper was killed from inside".into()).into()),
+    };
+    Ok(Exit {
+        status,
+        cpu_time: Some(Span::from(Duration::from_micros(cpu_us))),
+        peak_memory: Some(stockade_core::Bytes(peak_kib.saturating_mul(1024))),
+    })
+}
+
+fn start_failure(kind: StartKind, detail: String) -> StartFailure {
+    match kind {
+        StartKind::NotFound => StartFailure::NotFound(detail),
+        StartKind::NotExecutable => StartFailure::NotExecutable(detail),
+        StartKind::BadDirectory => StartFailure::BadDirectory(detail),
+        StartKind::NoResources => StartFailure::NoResources(detail),
+    }
+}
+
+/// The public form of an entry.
+pub fn to_entry(entry: FileEntry<'_>) -> Entry {
+    let kind = match entry.kind {
+        FileKind::File => EntryKind::File,
+        FileKind::Directory => EntryKind::Directory,
+        FileKind::Symlink => EntryKind::Symlink,
+        FileKind::Other => EntryKind::Other,
+    };
+    Entry { name: entry.name.to_owned(), kind, size: entry.size, mode: entry.mode }
+}
+
+/// The guest's text, cut to size and without what could move a terminal's cursor.
+fn clean(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().take(MOST_TEXT).map(plain).collect()
+}
+
+/// The code for a kind of file error.
+pub fn code_of(kind: FileErrorKind) -> ErrorCode {
+    match kind {
+        FileErrorKind::NotFound => ErrorCode::NotFound,
+        FileErrorKind::PathEscapes => ErrorCode::PathEscapes,
+        FileErrorKind::Denied => ErrorCode::Denied,
+        FileErrorKind::Unsuitable => ErrorCode::Invalid,
+        FileErrorKind::TooLarge => ErrorCode::TooLarge,
+        FileErrorKind::System => ErrorCode::System,
+    }
+}

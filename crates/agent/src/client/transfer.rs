@@ -1,0 +1,94 @@
+//! Whole trees in and out, as tar archives.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use stockade_core::{Result, SandboxPath};
+
+use super::files::no_success;
+use super::hub::Hub;
+use super::lane::{Finish, Kind, Lane};
+use crate::protocol::{FileRequest, ToAgent};
+
+/// A request that yields a stream. Dropping it ends the request.
+pub struct Yield {
+    hub: Arc<Hub>,
+    lane: Arc<Lane>,
+    number: u32,
+    operation: &'static str,
+}
+
+impl Yield {
+    pub async fn open(
+        hub: &Arc<Hub>,
+        operation: &'static str,
+        kind: Kind,
+        request: FileRequest<'_>,
+    ) -> Result<Self> {
+        let open = hub.open(operation, kind, |number| ToAgent::File(number, request)).await?;
+        let (number, lane) = open;
+        Ok(Self { hub: hub.clone(), lane, number, operation })
+    }
+
+    pub fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// The next piece; nothing after the last. Safe to drop half-way.
+    pub async fn next(&mut self) -> Result<Option<Bytes>> {
+        match self.lane.next_output(self.number, &self.hub).await {
+            Ok((_, data)) => Ok(Some(data)),
+            Err(Finish::Done) => Ok(None),
+            Err(finish) => Err(no_success(self.operation, finish)),
+        }
+    }
+}
+
+impl Drop for Yield {
+    fn drop(&mut self) {
+        self.lane.abandon(self.number, &self.hub);
+    }
+}
+
+/// An archive on its way out. Dropping it ends the work.
+pub struct TarOut(Yield);
+
+impl TarOut {
+    pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
+        let request = FileRequest::TarOut(path.as_str());
+        Yield::open(hub, "archive", Kind::Stream, request).await.map(Self)
+    }
+
+    /// The next piece; nothing after the last. Safe to drop half-way.
+    pub async fn next(&mut self) -> Result<Option<Bytes>> {
+        self.0.next().await
+    }
+}
+
+/// An archive on its way in. Dropping it before `finish` ends the work half-way.
+pub struct TarIn(Yield);
+
+impl TarIn {
+    pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
+        let request = FileRequest::TarIn(path.as_str());
+        Yield::open(hub, "unpack", Kind::Plain, request).await.map(Self)
+    }
+
+    /// Sends a piece, waiting while it is not unpacked. An archive that was refused says so here or
+    /// from `finish`.
+    pub async fn write(&mut self, data: Bytes) -> Result<()> {
+        let Yield { hub, lane, number, operation } = &self.0;
+        if lane.write(*number, hub, data).await {
+            return Ok(());
+        }
+        Err(no_success(operation, lane.finish().await))
+    }
+
+    /// Ends the archive and waits until everything is in place.
+    pub async fn finish(self) -> Result<()> {
+        let Yield { hub, lane, number, operation } = &self.0;
+        lane.close_input(*number, hub);
+        let finish = lane.finish().await;
+        if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
+    }
+}

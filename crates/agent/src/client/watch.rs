@@ -1,0 +1,65 @@
+//! Watching one directory.
+
+use std::sync::Arc;
+
+use stockade_core::{Result, SandboxPath};
+
+use super::files::no_success;
+use super::hub::{Closed, Hub};
+use super::lane::Kind;
+use super::listing::Records;
+use super::transfer::Yield;
+use crate::protocol::{FileRequest, WatchEvent, WatchKind};
+
+/// One change in a watched directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What happened.
+    pub kind: WatchKind,
+    /// To which entry; empty where it concerns the whole directory.
+    pub name: String,
+}
+
+/// A watch on one directory. Dropping it ends it. Changes that are not read in time are lost, and
+/// [`WatchKind::Overflow`] says so.
+pub struct Watch {
+    hub: Arc<Hub>,
+    pieces: Yield,
+    records: Records,
+}
+
+impl Watch {
+    pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
+        let request = FileRequest::Watch(path.as_str());
+        let pieces = Yield::open(hub, "watch", Kind::Watch, request).await?;
+        let answer = pieces.lane().until(|state| match &state.finish {
+            Some(finish) => Some(Err(finish.clone())),
+            None => state.confirmed.then_some(Ok(())),
+        });
+        answer.await.map_err(|finish| no_success("watch", finish))?;
+        Ok(Self { hub: hub.clone(), pieces, records: Records::default() })
+    }
+
+    /// The next change; nothing once the directory is gone. Safe to drop half-way.
+    pub async fn next(&mut self) -> Result<Option<Change>> {
+        loop {
+            let read = |body: &[u8]| {
+                WatchEvent::from_record(body)
+                    .map(|event| Change { kind: event.kind, name: event.name.to_owned() })
+            };
+            match self.records.next(read) {
+                Ok(Some(change)) => return Ok(Some(change)),
+                Ok(None) => {}
+                Err(error) => {
+                    let closed = Closed::broken(error);
+                    self.hub.fail(closed.clone());
+                    return Err(closed.error("watch"));
+                }
+            }
+            match self.pieces.next().await? {
+                Some(piece) => self.records.push(&piece),
+                None => return Ok(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The program inside the walls: `stockade-agent PIPE ROOT`.
+//!
+//! PIPE is the number of the inherited descriptor that leads to the engine, or two, `IN,OUT`; ROOT
+//! is the workspace's directory.
+
+fn main() -> std::process::ExitCode {
+    stockade_agent::agent::main(std::env::args().skip(1))
+}

@@ -1,0 +1,273 @@
+//! The messages of each direction. Their data is borrowed from the buffer they arrived in.
+
+use super::HEADER;
+use super::parts::{
+    End, FileEntry, FileErrorKind, FileRequest, Hello, Size, Spawn, StartKind, Stream,
+};
+use super::wire::{DecodeError, Put, Take, TooLong, put_frame};
+
+/// A channel's number.
+type Channel = u32;
+
+/// What the engine tells the agent. Tags from 64 on are kept for network streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToAgent<'a> {
+    /// The first message.
+    Hello(Hello),
+    /// Opens a channel with a program.
+    Spawn(Channel, Spawn<'a>),
+    /// Input.
+    Stdin(Channel, &'a [u8]),
+    /// The end of input.
+    StdinEnd(Channel),
+    /// More output of this stream may be sent.
+    Credit(Channel, Stream, u32),
+    /// A signal for the program and its descendants.
+    Signal(Channel, u8),
+    /// Ends everything that belongs to the channel.
+    Kill(Channel),
+    /// The terminal's new size.
+    Resize(Channel, Size),
+    /// Opens a channel with a file operation.
+    File(Channel, FileRequest<'a>),
+}
+
+/// What the agent tells the engine. Tags from 64 on are kept for network streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FromAgent<'a> {
+    /// The first message.
+    Hello(Hello),
+    /// The program runs, with this process id.
+    Started(Channel, u32),
+    /// It never ran: why, the system's error number, a sentence. Ends the channel.
+    StartFailed(Channel, StartKind, i32, &'a str),
+    /// Output.
+    Output(Channel, Stream, &'a [u8]),
+    /// The program ended, and no output follows.
+    Exited {
+        /// The channel.
+        channel: Channel,
+        /// How it ended.
+        end: End,
+        /// Processor time in microseconds, of the program and its descendants that ended before it.
+        cpu_us: u64,
+        /// Highest memory of one of them, in KiB.
+        peak_kib: u64,
+    },
+    /// No process of this execution is left. Before or after `Exited`; with it, ends the channel.
+    Ended(Channel),
+    /// As `Ended`, but the keeper was killed from inside, so descendants may have got away from it.
+    KeeperLost(Channel),
+    /// More input may be sent.
+    StdinCredit(Channel, u32),
+    /// The file request succeeded. Ends the channel, except a watch's.
+    FileDone(Channel),
+    /// What is at the path. Ends the channel.
+    FileEntry(Channel, FileEntry<'a>),
+    /// What was read. Ends the channel.
+    FileData(Channel, &'a [u8]),
+    /// The file request failed: why, the system's error number, at which path, a sentence. Ends the
+    /// channel.
+    FileError(Channel, FileErrorKind, i32, &'a str, &'a str),
+}
+
+impl<'a> ToAgent<'a> {
+    /// Appends it as a frame, or leaves `out` as it was.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        put_frame(out, |to| self.put(to))
+    }
+
+    fn put(&self, to: &mut Vec<u8>) {
+        let mut open = |tag, channel: &u32| {
+            to.u8(tag);
+            to.u32(*channel);
+        };
+        match self {
+            Self::Hello(hello) => {
+                to.u8(1);
+                hello.put(to);
+            }
+            Self::Spawn(channel, spawn) => {
+                open(2, channel);
+                spawn.put(to);
+            }
+            Self::Stdin(channel, data) => {
+                open(3, channel);
+                to.data(data);
+            }
+            Self::StdinEnd(channel) => open(4, channel),
+            Self::Credit(channel, stream, amount) => {
+                open(5, channel);
+                to.u8(stream.tag());
+                to.u32(*amount);
+            }
+            Self::Signal(channel, number) => {
+                open(6, channel);
+                to.u8(*number);
+            }
+            Self::Kill(channel) => open(7, channel),
+            Self::Resize(channel, size) => {
+                open(8, channel);
+                size.put(to);
+            }
+            Self::File(channel, request) => {
+                open(9, channel);
+                request.put(to);
+            }
+        }
+    }
+
+    /// Reads a frame's body. Every tag, length and text is checked; nothing may be left over.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut from = Take(body);
+        let message = Self::take(&mut from)?;
+        from.end().map(|()| message)
+    }
+
+    fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {
+        let tag = from.u8()?;
+        if tag == 1 {
+            return Hello::take(from).map(Self::Hello);
+        }
+        let channel = from.u32()?;
+        Ok(match tag {
+            2 => Self::Spawn(channel, Spawn::take(from)?),
+            3 => Self::Stdin(channel, from.data()?),
+            4 => Self::StdinEnd(channel),
+            5 => Self::Credit(channel, Stream::take(from)?, from.u32()?),
+            6 => Self::Signal(channel, from.u8()?),
+            7 => Self::Kill(channel),
+            8 => Self::Resize(channel, Size::take(from)?),
+            9 => Self::File(channel, FileRequest::take(from)?),
+            tag => return Err(DecodeError::Tag { what: "message to the agent", tag }),
+        })
+    }
+}
+
+impl<'a> FromAgent<'a> {
+    /// Appends it as a frame, or leaves `out` as it was.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        put_frame(out, |to| self.put(to))
+    }
+
+    fn put(&self, to: &mut Vec<u8>) {
+        let mut open = |tag, channel: &u32| {
+            to.u8(tag);
+            to.u32(*channel);
+        };
+        match self {
+            Self::Hello(hello) => {
+                to.u8(1);
+                hello.put(to);
+            }
+            Self::Started(channel, pid) => {
+                open(2, channel);
+                to.u32(*pid);
+            }
+            Self::StartFailed(channel, kind, errno, detail) => {
+                open(3, channel);
+                to.u8(kind.tag());
+                to.bytes(&errno.to_le_bytes());
+                to.text(detail);
+            }
+            Self::Output(channel, stream, data) => {
+                open(4, channel);
+                to.u8(stream.tag());
+                to.data(data);
+            }
+            Self::Exited { channel, end, cpu_us, peak_kib } => {
+                open(5, channel);
+                end.put(to);
+                to.u64(*cpu_us);
+                to.u64(*peak_kib);
+            }
+            Self::Ended(channel) => open(6, channel),
+            Self::KeeperLost(channel) => open(7, channel),
+            Self::StdinCredit(channel, amount) => {
+                open(8, channel);
+                to.u32(*amount);
+            }
+            Self::FileDone(channel) => open(9, channel),
+            Self::FileEntry(channel, entry) => {
+                open(10, channel);
+                entry.put(to);
+            }
+            Self::FileData(channel, data) => {
+                open(11, channel);
+                to.data(data);
+            }
+            Self::FileError(channel, kind, errno, path, detail) => {
+                open(12, channel);
+                to.u8(kind.tag());
+                to.bytes(&errno.to_le_bytes());
+                to.text(path);
+                to.text(detail);
+            }
+        }
+    }
+
+    /// Reads a frame's body. Every tag, length and text is checked; nothing may be left over.
+    pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut from = Take(body);
+        let message = Self::take(&mut from)?;
+        from.end().map(|()| message)
+    }
+
+    fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {
+        let tag = from.u8()?;
+        if tag == 1 {
+            return Hello::take(from).map(Self::Hello);
+        }
+        let channel = from.u32()?;
+        Ok(match tag {
+            2 => Self::Started(channel, from.u32()?),
+            3 => Self::StartFailed(channel, StartKind::take(from)?, from.i32()?, from.text()?),
+            4 => Self::Output(channel, Stream::take(from)?, from.data()?),
+            5 => Self::Exited {
+                channel,
+                end: End::take(from)?,
+                cpu_us: from.u64()?,
+                peak_kib: from.u64()?,
+            },
+            6 => Self::Ended(channel),
+            7 => Self::KeeperLost(channel),
+            8 => Self::StdinCredit(channel, from.u32()?),
+            9 => Self::FileDone(channel),
+            10 => Self::FileEntry(channel, FileEntry::take(from)?),
+            11 => Self::FileData(channel, from.data()?),
+            12 => Self::FileError(
+                channel,
+                FileErrorKind::take(from)?,
+                from.i32()?,
+                from.text()?,
+                from.text()?,
+            ),
+            tag => return Err(DecodeError::Tag { what: "message from the agent", tag }),
+        })
+    }
+}
+
+/// Appends an output frame whose data `fill` appends itself, so that it is copied only once. Leaves
+/// `out` as it was when `fill` fails or adds nothing.
+pub fn put_output<E>(
+    out: &mut Vec<u8>,
+    channel: Channel,
+    stream: Stream,
+    fill: impl FnOnce(&mut Vec<u8>) -> Result<usize, E>,
+) -> Result<usize, E> {
+    let start = out.len();
+    // The prefix of an empty frame, without the last field: the data's length.
+    let empty = put_frame(out, |to| FromAgent::Output(channel, stream, &[]).put(to));
+    debug_assert!(empty.is_ok());
+    let data = out.len();
+    let filled = fill(out);
+    let added = out.len() - data;
+    if added == 0 || filled.is_err() {
+        out.truncate(start);
+        return filled;
+    }
+    let body = (data - start - HEADER + added) as u32;
+    out[start..start + HEADER].copy_from_slice(&body.to_le_bytes());
+    out[data - 4..data].copy_from_slice(&(added as u32).to_le_bytes());
+    filled
+}

@@ -1,0 +1,136 @@
+//! The owner's half: starts the launcher and asks it for sandboxes. Every request carries its own
+//! reply socket, so that any number may be under way at once and giving one up disturbs no other.
+#![allow(unsafe_code)] // what runs between fork and exec
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use crate::error::LaunchError;
+use crate::plan::LaunchPlan;
+use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Reply};
+use crate::sys;
+
+/// The launcher's executable.
+#[derive(Debug)]
+pub enum Program<'fd> {
+    /// A file on disk.
+    Path(PathBuf),
+    /// An open executable, such as a sealed memory file.
+    Fd(BorrowedFd<'fd>),
+}
+
+/// A running launcher. Dropping it closes the control socket, which ends the launcher and every
+/// sandbox it has launched.
+#[derive(Debug)]
+pub struct Launcher {
+    control: Option<OwnedFd>,
+    child: Mutex<Child>,
+}
+
+impl Launcher {
+    /// Starts the launcher. It runs in a session of its own, with an empty environment and no
+    /// descriptor but the control socket and `agent`.
+    pub fn start(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
+        let (ours, theirs) = wire::pair()?;
+        // Kept until the child has executed it, under a number that the child does not overwrite.
+        let (path, _kept) = match program {
+            Program::Path(path) => (path.clone(), None),
+            Program::Fd(fd) => {
+                let kept = rustix::io::fcntl_dupfd_cloexec(fd, 64)?;
+                (PathBuf::from(format!("/proc/self/fd/{}", kept.as_raw_fd())), Some(kept))
+            }
+        };
+        let mut command = Command::new(path);
+        command.arg0("stockade-launcher").env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let (control, agent) = (theirs.as_raw_fd(), agent.as_raw_fd());
+        // SAFETY: the closure makes system calls only, and touches no memory but its own copies.
+        unsafe { command.pre_exec(move || hand_over(control, agent)) };
+        let child = command.spawn()?;
+        Ok(Launcher { control: Some(ours), child: Mutex::new(child) })
+    }
+
+    /// The launcher's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.lock().map_or(0, |child| child.id())
+    }
+
+    /// Launches and waits. Takes about a millisecond; see [`Launcher::begin`] for not waiting.
+    pub fn launch(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Launched, LaunchError> {
+        self.begin(plan, pipe)?.finish()
+    }
+
+    /// Asks for a sandbox with `pipe` as its agent's pipe, and does not wait for the answer.
+    pub fn begin(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Pending, LaunchError> {
+        let text = serde_json::to_vec(plan).map_err(LaunchError::Answer)?;
+        if text.len() > MESSAGE_LIMIT {
+            return Err(LaunchError::TooLarge { size: text.len(), limit: MESSAGE_LIMIT });
+        }
+        let (ours, theirs) = wire::pair().map_err(gone)?;
+        let control = self.control.as_ref().ok_or_else(|| gone(rustix::io::Errno::PIPE))?;
+        wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(gone)?;
+        Ok(Pending { reply: ours })
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        drop(self.control.take());
+        if let Ok(child) = self.child.get_mut() {
+            // The launcher ends what it launched before it ends itself; waiting proves both.
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A launch under way. Its descriptor becomes readable when the answer is there; dropping it before
+/// gives the launch up, and nothing of it is left (C-32).
+#[derive(Debug)]
+pub struct Pending {
+    reply: OwnedFd,
+}
+
+impl AsFd for Pending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reply.as_fd()
+    }
+}
+
+impl Pending {
+    /// Waits for the answer.
+    pub fn finish(self) -> Result<Launched, LaunchError> {
+        let message = wire::receive(&self.reply).map_err(gone)?;
+        let message = message.ok_or_else(|| gone(rustix::io::Errno::PIPE))?;
+        let reply = serde_json::from_slice(&message.text).map_err(LaunchError::Answer)?;
+        match (reply, message.fds.into_iter().next()) {
+            (Reply::Launched { pid, walls }, Some(pidfd)) => Ok(Launched { pid, pidfd, walls }),
+            (Reply::Launched { .. }, None) => Err(gone(rustix::io::Errno::BADF)),
+            (Reply::Failed(failure), _) => Err(LaunchError::Failed(failure)),
+        }
+    }
+}
+
+fn gone(errno: rustix::io::Errno) -> LaunchError {
+    LaunchError::Gone(errno.into())
+}
+
+/// In the child, before execution: puts the two descriptors where the launcher expects them.
+fn hand_over(control: RawFd, agent: RawFd) -> io::Result<()> {
+    rustix::process::setsid()?;
+    let (control, agent) = (out_of_the_way(control)?, out_of_the_way(agent)?);
+    sys::close_from(3, false)?;
+    sys::duplicate_onto(control, CONTROL_FD, false)?;
+    sys::duplicate_onto(agent, AGENT_FD, false)?;
+    Ok(())
+}
+
+/// A copy far above the numbers that are about to be overwritten.
+fn out_of_the_way(fd: RawFd) -> io::Result<RawFd> {
+    // SAFETY: the descriptor is open here: it belongs to the caller of `start`, which is waiting.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 64) };
+    if copy < 0 { Err(io::Error::last_os_error()) } else { Ok(copy) }
+}

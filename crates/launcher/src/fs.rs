@@ -1,0 +1,131 @@
+//! Mounting by descriptor: file systems are made detached, trees are cloned detached, and both are
+//! attached to a place that was opened before. No path of the host is ever resolved twice.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+};
+
+use crate::sys;
+
+/// Attributes of what the guest may write to.
+pub(crate) const WRITABLE: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+/// Attributes of what the guest may only read and execute.
+pub(crate) const READ_ONLY: MountAttrFlags = WRITABLE.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
+/// Attributes of device nodes: nothing but the device itself.
+pub(crate) const DEVICE: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+/// Attributes of what the guest may only look at.
+pub(crate) const LOOK_ONLY: MountAttrFlags = READ_ONLY.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// A detached file system. An option without a value is a flag.
+pub(crate) fn make(
+    kind: &str,
+    options: &[(&str, &str)],
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Errno> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        match value.is_empty() {
+            true => fsconfig_set_flag(context.as_fd(), *key)?,
+            false => fsconfig_set_string(context.as_fd(), *key, *value)?,
+        }
+    }
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// A detached tmpfs of at most `bytes`, with as many inodes as that could sensibly hold.
+pub(crate) fn tmpfs(bytes: u64, mode: &str, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
+    // Each inode costs kernel memory that the size does not count, so it is bounded as well.
+    let inodes = (bytes / 4096).clamp(64, 1 << 20).to_string();
+    let size = bytes.max(4096).to_string();
+    let options = [("size", size.as_str()), ("nr_inodes", inodes.as_str()), ("mode", mode)];
+    make("tmpfs", &options, attributes)
+}
+
+/// A detached copy of the mounts at and below `path`.
+pub(crate) fn clone_tree(directory: impl AsFd, path: &str) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    open_tree(directory, path, flags)
+}
+
+/// A detached copy with attributes of its own, private in propagation.
+pub(crate) fn clone_with(
+    directory: impl AsFd,
+    path: &str,
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Errno> {
+    let tree = clone_tree(directory, path)?;
+    sys::mount_setattr(tree.as_fd(), attributes, true)?;
+    Ok(tree)
+}
+
+/// Attaches a detached tree to a place that is open.
+pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> Result<(), Errno> {
+    let flags =
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(tree, "", place, "", flags)
+}
+
+/// Attaches a detached tree at a path below an open root, which the resolution cannot leave.
+pub(crate) fn attach_in(tree: impl AsFd, root: impl AsFd, path: &Path) -> Result<(), Errno> {
+    attach(tree, place(root, path)?)
+}
+
+/// Opens a place below a root. Symbolic links are refused: a mount goes where its name says.
+pub(crate) fn place(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+}
+
+/// Makes `path` below `root`, and what leads to it, as directories, or its end as an empty file.
+pub(crate) fn make_place(root: impl AsFd, path: &Path, directory: bool) -> Result<(), Errno> {
+    let root = root.as_fd();
+    let mut parent = place(root, Path::new("/"))?;
+    let parts: Vec<_> = path.components().skip(1).collect();
+    for (index, part) in parts.iter().enumerate() {
+        let last = index + 1 == parts.len();
+        let name = Path::new(part);
+        let made = match last && !directory {
+            true => make_file(&parent, name),
+            false => rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)),
+        };
+        match made {
+            // A place that is there already need not be on a file system one may write to.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => place(&parent, name).map(drop).map_err(|_| errno)?,
+        }
+        parent = place(&parent, name)?;
+    }
+    Ok(())
+}
+
+fn make_file(parent: &OwnedFd, name: &Path) -> Result<(), Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+}
+
+/// Makes the current directory the root of this mount namespace, and the old root nothing.
+pub(crate) fn enter_root() -> Result<(), Errno> {
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")
+}
+
+/// Opens a directory by path, for use as a place only.
+pub(crate) fn open_path(path: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, path, flags, Mode::empty())
+}

@@ -1,0 +1,95 @@
+//! Opens what a plan names on the host, once, before the sandbox exists. Never follows a symbolic
+//! link: a path that a guest could have changed since it was checked leads nowhere.
+
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat};
+use rustix::io::Errno;
+
+use crate::error::{At, Failure, Wall};
+use crate::fs;
+use crate::plan::{LaunchPlan, Mount, Workspace};
+
+/// A detached copy of a source's mounts, with its attributes set.
+pub(crate) struct Source {
+    pub tree: OwnedFd,
+    pub directory: bool,
+}
+
+/// Everything of the host that one plan mounts, in the plan's order.
+pub(crate) struct Sources {
+    pub workspace: Option<Source>,
+    pub mounts: Vec<Source>,
+}
+
+impl Sources {
+    /// Opens all of them; the caller stands in the host's mount namespace.
+    pub(crate) fn open(plan: &LaunchPlan) -> Result<Sources, Failure> {
+        let workspace = match &plan.workspace {
+            Workspace::Ephemeral { .. } => None,
+            Workspace::Local { path } => Some(local_workspace(path, plan.read_only)?),
+        };
+        let mounts = plan.mounts.iter().map(extra).collect::<Result<_, _>>()?;
+        Ok(Sources { workspace, mounts })
+    }
+
+    /// Whether the plan names anything that has to be opened on the host.
+    pub(crate) fn named_by(plan: &LaunchPlan) -> bool {
+        matches!(plan.workspace, Workspace::Local { .. }) || !plan.mounts.is_empty()
+    }
+}
+
+fn local_workspace(path: &Path, read_only: bool) -> Result<Source, Failure> {
+    let source = open(path, read_only)?;
+    match source.directory {
+        true => Ok(source),
+        false => Err(Failure::new(Wall::Source, Errno::NOTDIR, name(path))),
+    }
+}
+
+fn extra(mount: &Mount) -> Result<Source, Failure> {
+    open(&mount.source, mount.read_only)
+}
+
+fn open(path: &Path, read_only: bool) -> Result<Source, Failure> {
+    let place = resolved(path).at(Wall::Source, &name(path))?;
+    let kind = fstat(&place).at(Wall::Source, &name(path))?.st_mode;
+    let directory = match FileType::from_raw_mode(kind) {
+        FileType::Directory => true,
+        FileType::RegularFile | FileType::Socket => false,
+        FileType::Symlink
+        | FileType::Fifo
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => {
+            let detail = format!("{} is neither a file nor a directory", name(path));
+            return Err(Failure::without_errno(Wall::Source, detail));
+        }
+    };
+    let attributes = if read_only { fs::READ_ONLY } else { fs::WRITABLE };
+    let tree = fs::clone_with(&place, "", attributes).at(Wall::Source, &name(path))?;
+    Ok(Source { tree, directory })
+}
+
+/// Opens an absolute path none of whose components is a symbolic link.
+pub(crate) fn resolved(path: &Path) -> Result<OwnedFd, Errno> {
+    if !path.is_absolute() {
+        return Err(Errno::INVAL);
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)
+}
+
+/// Whether a target is absolute and free of `.` and `..`, and not the root itself.
+pub(crate) fn is_normal(target: &Path) -> bool {
+    let mut parts = target.components();
+    let rooted = parts.next() == Some(Component::RootDir);
+    let rest: Vec<_> = parts.collect();
+    rooted && !rest.is_empty() && rest.iter().all(|part| matches!(part, Component::Normal(_)))
+}
+
+pub(crate) fn name(path: &Path) -> String {
+    path.display().to_string()
+}

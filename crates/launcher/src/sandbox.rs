@@ -1,0 +1,153 @@
+//! The walls, in order: what the new process does between its birth and the agent's first
+//! instruction. Read it from top to bottom; each step says why it stands where it stands. Nothing
+//! here reads a byte that a guest wrote, and nothing of the guest runs before the last line.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::fs::Mode;
+
+use crate::error::{Failure, Wall};
+use crate::ground::Ground;
+use crate::open::Sources;
+use crate::plan::LaunchPlan;
+use crate::template::Template;
+use crate::walls::proc::Mask;
+use crate::walls::verify::{Expected, read_back};
+use crate::walls::{
+    caps, cgroup, fds, identity, landlock, net, parent, proc, rlimits, root, scratch, sources, uts,
+};
+use crate::wire::Proof;
+use crate::{sys, walls};
+
+/// Everything one sandbox is built from, made ready before its process exists.
+pub(crate) struct Blueprint<'a> {
+    pub plan: &'a LaunchPlan,
+    pub ground: &'a Ground,
+    pub template: &'a Template,
+    pub sources: &'a Sources,
+    pub membership: &'a walls::cgroup::Membership,
+    pub masks: &'a [Mask],
+    pub filter: &'a [libc::sock_filter],
+    pub landlock: Option<u32>,
+    pub launcher: BorrowedFd<'a>,
+    pub agent: BorrowedFd<'a>,
+    pub pipe: BorrowedFd<'a>,
+    pub go: BorrowedFd<'a>,
+    pub report: BorrowedFd<'a>,
+}
+
+/// Builds the walls around this process and becomes the agent; or reports why not, and ends.
+pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
+    // The old root's directories stay open until the outer walls stand.
+    let outer = raise(b).and_then(|private| {
+        let remaining = fds::close_all(b.pipe, b.agent, b.report)?;
+        Ok((private, remaining))
+    });
+    match outer {
+        Err(failure) => report(b.report, &failure),
+        Ok((private, remaining)) => {
+            let to = remaining.report.as_fd();
+            match close_in(b, private) {
+                Err(failure) => report(to, &failure),
+                Ok(proofs) => {
+                    report(to, &proofs);
+                    report(to, &start_agent(b.plan, &remaining.agent));
+                }
+            }
+        }
+    }
+    sys::exit_now(1)
+}
+
+/// The outer walls: what the sandbox is made of. The namespaces are there from birth.
+fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
+    // First the limits on what building itself may use.
+    cgroup::join(b.membership)?;
+    // Nothing can be owned before there is somebody to own it.
+    identity::become_mapped(b.go, b.plan)?;
+    // After the change of identity, which clears the signal.
+    parent::die_with(b.launcher)?;
+    uts::set(&b.plan.hostname)?;
+    net::set_up(b.plan.network)?;
+    // While the capabilities last.
+    mount_all(b)
+}
+
+/// The inner walls: what this process itself gives up, and the proof of all walls.
+fn close_in(b: &Blueprint<'_>, private: Vec<PathBuf>) -> Result<Vec<Proof>, Failure> {
+    // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
+    rlimits::set(&b.plan.rlimits)?;
+    // Nothing below needs a capability.
+    caps::drop_all()?;
+    // Needs no_new_privs, and no more mounts to come.
+    if let Some(abi) = b.landlock {
+        landlock::restrict(abi, b.plan.network, &writable(b.plan, &private))?;
+    }
+    // Last of the walls: most steps above would be refused behind it.
+    install_filter(b.filter)?;
+    // From behind all walls, so that what is proved is what the agent gets.
+    read_back(&expected(b, private))
+}
+
+/// The file system, from the root outward; then the old root is left behind. Says where the private
+/// writable places are.
+fn mount_all(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
+    let staged = root::stage(b.plan, b.template)?;
+    let private = scratch::set_up(&staged, b.plan.tmp_bytes)?;
+    sources::workspace(&staged, b.plan, b.sources)?;
+    sources::mounts(&staged, b.plan, b.sources)?;
+    proc::terminals(&staged)?;
+    proc::set_up(&staged, b.masks)?;
+    root::enter(&staged)?;
+    Ok(private)
+}
+
+fn install_filter(filter: &[libc::sock_filter]) -> Result<(), Failure> {
+    sys::seccomp_filter(filter).map_err(|errno| Failure::new(Wall::Seccomp, errno, "the filter"))
+}
+
+fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
+    let mut places = private.to_vec();
+    if plan.copy_on_write.is_some() {
+        places.push(PathBuf::from("/"));
+    }
+    if !plan.read_only {
+        places.push(plan.workspace_target.clone());
+    }
+    let extra = plan.mounts.iter().filter(|mount| !mount.read_only);
+    places.extend(extra.map(|mount| mount.target.clone()));
+    places
+}
+
+fn expected<'a>(b: &Blueprint<'a>, private: Vec<PathBuf>) -> Expected<'a> {
+    let mut deep = b.template.mounts.clone();
+    deep.push(b.plan.workspace_target.clone());
+    deep.extend(b.plan.mounts.iter().map(|mount| mount.target.clone()));
+    let mut mounts = private;
+    mounts.extend(["/", "/proc", "/dev/pts"].map(PathBuf::from));
+    mounts.extend(b.masks.iter().map(|mask| PathBuf::from(&mask.path)));
+    Expected { plan: b.plan, ground: b.ground, mounts, deep, landlock: b.landlock }
+}
+
+/// The agent's first instruction, or the reason why there is none.
+fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
+    const ENVIRONMENT: [&CStr; 2] = [c"PATH=/usr/local/bin:/usr/bin:/bin", c"HOME=/home/sandbox"];
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    sys::reset_signals();
+    let Ok(workspace) = CString::new(plan.workspace_target.as_os_str().as_bytes()) else {
+        return Failure::without_errno(Wall::Agent, "the workspace's name holds a zero byte");
+    };
+    let errno = sys::execute(agent.as_fd(), &[c"stockade-agent", c"3", &workspace], &ENVIRONMENT);
+    Failure::new(Wall::Agent, errno, "executing the agent")
+}
+
+fn report(to: BorrowedFd<'_>, what: &impl serde::Serialize) {
+    if let Ok(mut text) = serde_json::to_vec(what) {
+        text.push(b'\n');
+        // Nobody is left to tell if this fails; the launcher sees the end without a report.
+        let _ = rustix::io::write(to, &text);
+    }
+}

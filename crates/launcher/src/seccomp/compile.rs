@@ -1,0 +1,208 @@
+//! Turns the lists into a filter program. Numbers are gathered into ranges and found by halving:
+//! the kernel runs a new filter once for every call there is to learn which are always allowed, so a
+//! long chain of comparisons would cost every launch, and every checked call after it.
+
+use std::collections::BTreeMap;
+
+use libc::{self, sock_filter};
+
+use super::allowed::{ALLOWED, ALLOWED_HERE, LOOKED_AT};
+use super::{Action, Check, DENIED};
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xC000_003E;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xC000_00B7;
+
+/// Numbers from here on belong to the x32 ABI, another way into the same kernel.
+const FOREIGN_ABI: u32 = 0x4000_0000;
+/// Calls from this number on are new enough for programs to expect that they may be missing.
+const NEW_FROM: u32 = 453;
+/// No call has a number as high as this yet.
+const NUMBERS: u32 = 512;
+
+const NR_OFFSET: u32 = 0;
+const ARCH_OFFSET: u32 = 4;
+const ARGS_OFFSET: u32 = 16;
+
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+fn ins(code: u16, k: u32) -> sock_filter {
+    sock_filter { code, jt: 0, jf: 0, k }
+}
+
+fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+fn allow() -> sock_filter {
+    ins(RETURN, libc::SECCOMP_RET_ALLOW)
+}
+
+fn refuse(errno: i32) -> sock_filter {
+    ins(RETURN, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
+}
+
+/// The whole filter.
+pub(crate) fn program() -> Vec<sock_filter> {
+    let mut program = vec![
+        ins(LOAD, ARCH_OFFSET),
+        test(EQUAL, ARCHITECTURE, 1, 0),
+        ins(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+        ins(LOAD, NR_OFFSET),
+        test(AT_LEAST, FOREIGN_ABI, 0, 1),
+        ins(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+    ];
+    program.extend(halve(&ranges()));
+    program
+}
+
+/// What happens to each call, by number.
+fn actions() -> BTreeMap<u32, Action> {
+    let mut actions: BTreeMap<u32, Action> = BTreeMap::new();
+    for group in ALLOWED.iter().chain(ALLOWED_HERE) {
+        actions.extend(group.calls.iter().map(|call| (*call as u32, Action::Allow)));
+    }
+    actions.extend(LOOKED_AT.iter().map(|(call, action)| (*call as u32, *action)));
+    // Last, so that a call on both lists is refused.
+    actions.extend(DENIED.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))));
+    actions
+}
+
+/// Where each range begins, and what is done from there on.
+fn ranges() -> Vec<(u32, Action)> {
+    let actions = actions();
+    let mut ranges: Vec<(u32, Action)> = Vec::new();
+    for number in 0..NUMBERS {
+        let fallback = match number < NEW_FROM {
+            true => Action::Refuse(libc::EPERM),
+            // A call from the future: programs know how to do without one that is not there.
+            false => Action::Refuse(libc::ENOSYS),
+        };
+        let action = actions.get(&number).copied().unwrap_or(fallback);
+        if ranges.last().is_none_or(|(_, before)| *before != action) {
+            ranges.push((number, action));
+        }
+    }
+    ranges
+}
+
+fn halve(ranges: &[(u32, Action)]) -> Vec<sock_filter> {
+    match ranges {
+        [] => vec![refuse(libc::EPERM)],
+        [(_, action)] => leaf(*action),
+        _ => {
+            let (low, high) = ranges.split_at(ranges.len() / 2);
+            let first = high.first().map_or(0, |range| range.0);
+            let low = halve(low);
+            let mut code = branch(first, low.len());
+            code.extend(low);
+            code.extend(halve(high));
+            code
+        }
+    }
+}
+
+/// Skips `distance` instructions where the number is at least `first`.
+fn branch(first: u32, distance: usize) -> Vec<sock_filter> {
+    match u8::try_from(distance) {
+        Ok(distance) => vec![test(AT_LEAST, first, distance, 0)],
+        Err(_) => vec![test(AT_LEAST, first, 0, 1), ins(JUMP, distance as u32)],
+    }
+}
+
+fn leaf(action: Action) -> Vec<sock_filter> {
+    match action {
+        Action::Allow => vec![allow()],
+        Action::Refuse(errno) => vec![refuse(errno)],
+        Action::Look(Check::Clone) => clone(),
+        Action::Look(Check::Socket) => socket(),
+        Action::Look(Check::SocketPair) => socket_pair(),
+        Action::Look(Check::Ioctl) => ioctl(),
+        Action::Look(Check::Personality) => personality(),
+    }
+}
+
+/// The lower half of an argument; the kernel itself looks at no more of those checked here.
+fn argument(index: u32) -> sock_filter {
+    let high_first = u32::from(cfg!(target_endian = "big")) * 4;
+    ins(LOAD, ARGS_OFFSET + 8 * index + high_first)
+}
+
+fn clone() -> Vec<sock_filter> {
+    let namespaces = libc::CLONE_NEWNS
+        | libc::CLONE_NEWCGROUP
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET;
+    let masked = ins(AND, namespaces as u32);
+    vec![argument(0), masked, test(EQUAL, 0, 0, 1), allow(), refuse(libc::EPERM)]
+}
+
+/// Local sockets; TCP and UDP, which have nowhere to go but loopback; and the route socket by which
+/// programs list interfaces. Every other family or protocol would load kernel code for the asking.
+fn socket() -> Vec<sock_filter> {
+    let family = |family: i32, length: u8| test(EQUAL, family as u32, 0, length);
+    let mut code = vec![argument(0)];
+    code.extend([family(libc::AF_UNIX, 1), allow()]);
+    let netlink = [argument(2), test(EQUAL, libc::NETLINK_ROUTE as u32, 0, 1), allow()];
+    code.push(family(libc::AF_NETLINK, netlink.len() as u8 + 1));
+    code.extend(netlink);
+    code.push(refuse(libc::EAFNOSUPPORT));
+    code.extend([test(EQUAL, libc::AF_INET as u32, 2, 0), test(EQUAL, libc::AF_INET6 as u32, 1, 0)]);
+    code.push(refuse(libc::EAFNOSUPPORT));
+    code.extend(internet());
+    code
+}
+
+fn internet() -> Vec<sock_filter> {
+    vec![
+        argument(1),
+        ins(AND, 0xF), // the rest are flags
+        test(EQUAL, libc::SOCK_STREAM as u32, 2, 0),
+        test(EQUAL, libc::SOCK_DGRAM as u32, 1, 0),
+        refuse(libc::EAFNOSUPPORT),
+        argument(2),
+        test(EQUAL, 0, 2, 0),
+        test(EQUAL, libc::IPPROTO_TCP as u32, 1, 0),
+        test(EQUAL, libc::IPPROTO_UDP as u32, 0, 1),
+        allow(),
+        refuse(libc::EAFNOSUPPORT),
+    ]
+}
+
+fn socket_pair() -> Vec<sock_filter> {
+    let local = test(EQUAL, libc::AF_UNIX as u32, 0, 1);
+    vec![argument(0), local, allow(), refuse(libc::EAFNOSUPPORT)]
+}
+
+fn ioctl() -> Vec<sock_filter> {
+    vec![
+        argument(1),
+        test(EQUAL, libc::TIOCSTI as u32, 3, 0), // types into the terminal
+        test(EQUAL, libc::TIOCLINUX as u32, 2, 0), // pastes into a console
+        test(EQUAL, libc::TIOCSETD as u32, 1, 0), // loads line disciplines
+        allow(),
+        refuse(libc::EPERM),
+    ]
+}
+
+/// Asking, the default, and the 32-bit and old-version names for the machine.
+fn personality() -> Vec<sock_filter> {
+    vec![
+        argument(0),
+        test(EQUAL, u32::MAX, 4, 0),
+        test(EQUAL, 0, 3, 0),
+        test(EQUAL, 0x8, 2, 0),
+        test(EQUAL, 0x2_0000, 1, 0),
+        refuse(libc::EPERM),
+        allow(),
+    ]
+}

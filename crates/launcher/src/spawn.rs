@@ -1,0 +1,177 @@
+//! The launcher's side of one launch: opens what the plan names, clones the process that will build
+//! the walls around itself, maps its identity and lets it go.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    DumpableBehavior, Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal,
+    set_dumpable_behavior,
+};
+
+use crate::error::{At, Failure, Wall};
+use crate::ground::Ground;
+use crate::open::{Sources, is_normal, name};
+use crate::plan::LaunchPlan;
+use crate::sandbox::{Blueprint, enter};
+use crate::sys::{self, Cloned};
+use crate::template::Templates;
+use crate::walls::proc::{Mask, masks};
+use crate::walls::{cgroup, identity};
+use crate::{seccomp, walls};
+
+/// What is made once and used for every sandbox.
+pub(crate) struct Workshop {
+    ground: Ground,
+    templates: Templates,
+    masks: Vec<Mask>,
+    filter: Vec<libc::sock_filter>,
+    landlock: Option<u32>,
+    itself: OwnedFd,
+    agent: OwnedFd,
+}
+
+/// A process that is building its walls.
+pub(crate) struct Building {
+    pub pid: Pid,
+    pub pidfd: OwnedFd,
+    /// Holds its report, and ends when the agent has started or the process is gone.
+    pub report: OwnedFd,
+}
+
+impl Workshop {
+    /// Prepares everything that does not depend on a plan.
+    pub(crate) fn open(agent: OwnedFd) -> Result<Workshop, Failure> {
+        rustix::process::umask(rustix::fs::Mode::empty());
+        let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
+        let ground = Ground::prepare()?;
+        let landlock = sys::landlock_abi().ok();
+        let filter = seccomp::program();
+        set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
+        let templates = Templates::default();
+        Ok(Workshop { ground, templates, masks: masks(), filter, landlock, itself, agent })
+    }
+
+    /// Starts building one sandbox around the agent that will hold `pipe`.
+    pub(crate) fn begin(&mut self, plan: &LaunchPlan, pipe: &OwnedFd) -> Result<Building, Failure> {
+        check(plan, &self.ground)?;
+        let landlock = self.second_wall(plan)?;
+        let (sources, membership) = self.open_sources(plan)?;
+        let template = self.templates.get(&self.ground, plan, &sources.mounts)?;
+        let (report, report_end) = pipe_with(PipeFlags::CLOEXEC).at(Wall::Request, "a pipe")?;
+        let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
+        let blueprint = Blueprint {
+            plan,
+            ground: &self.ground,
+            template,
+            sources: &sources,
+            membership: &membership,
+            masks: &self.masks,
+            filter: &self.filter,
+            landlock,
+            launcher: self.itself.as_fd(),
+            agent: self.agent.as_fd(),
+            pipe: pipe.as_fd(),
+            go: go.as_fd(),
+            report: report_end.as_fd(),
+        };
+        let (pid, pidfd) = clone_child(&blueprint, &self.ground)?;
+        let building = Building { pid, pidfd, report };
+        if let Err(failure) = release(&self.ground, plan, &building, &go) {
+            let _ = pidfd_send_signal(&building.pidfd, Signal::KILL);
+            return Err(failure);
+        }
+        Ok(building)
+    }
+
+    /// Does something where the host's paths can be seen.
+    pub(crate) fn on_host<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.ground.on_host(work)
+    }
+
+    fn second_wall(&self, plan: &LaunchPlan) -> Result<Option<u32>, Failure> {
+        match self.landlock {
+            None if !plan.without_landlock => {
+                Err(Failure::new(Wall::Landlock, Errno::NOSYS, "the kernel has no Landlock"))
+            }
+            landlock => Ok(landlock),
+        }
+    }
+
+    fn open_sources(
+        &self,
+        plan: &LaunchPlan,
+    ) -> Result<(Sources, walls::cgroup::Membership), Failure> {
+        if !Sources::named_by(plan) && plan.cgroup.is_none() {
+            let none = Sources { workspace: None, mounts: Vec::new() };
+            return Ok((none, walls::cgroup::Membership::default()));
+        }
+        self.ground.on_host(|| Ok((Sources::open(plan)?, cgroup::open(plan.cgroup.as_ref())?)))
+    }
+}
+
+/// What of a plan can be refused without looking at the host.
+fn check(plan: &LaunchPlan, ground: &Ground) -> Result<(), Failure> {
+    let targets = plan.mounts.iter().map(|mount| &mount.target);
+    for target in targets.chain([&plan.workspace_target]) {
+        if !is_normal(target) {
+            let detail = format!("{} is not a plain absolute path", name(target));
+            return Err(Failure::without_errno(Wall::Request, detail));
+        }
+    }
+    let elsewhere = plan.host_uid.is_some_and(|uid| uid != ground.uid)
+        || plan.host_gid.is_some_and(|gid| gid != ground.gid);
+    match elsewhere && !ground.privileged {
+        false => Ok(()),
+        true => Err(Failure::new(Wall::Identity, Errno::PERM, "another user of the host")
+            .remedy("run as root, or leave the host's user and group out")),
+    }
+}
+
+/// Clones into all new namespaces at once. In the child this does not come back.
+fn clone_child(blueprint: &Blueprint<'_>, ground: &Ground) -> Result<(Pid, OwnedFd), Failure> {
+    // A process that cannot be dumped belongs to root under /proc, where its maps must be written.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).at(Wall::Namespaces, "dumpable")?;
+    let cgroup = blueprint.membership.unified.as_ref().map(AsFd::as_fd);
+    let cloned = sys::clone_into(namespaces(ground), cgroup);
+    match cloned {
+        Ok(Cloned::Child) => enter(blueprint),
+        Ok(Cloned::Parent { pid, pidfd }) => {
+            set_dumpable_behavior(DumpableBehavior::NotDumpable)
+                .at(Wall::Namespaces, "dumpable")?;
+            Ok((pid, pidfd))
+        }
+        Err(errno) => Err(Failure::new(Wall::Namespaces, errno, "cloning into new namespaces")),
+    }
+}
+
+/// Every namespace but the cgroup one, which is made after the groups were joined.
+fn namespaces(ground: &Ground) -> u64 {
+    let flags = libc::CLONE_NEWUSER
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS;
+    let time = match ground.namespaces.iter().any(|(name, _)| *name == "time") {
+        true => libc::CLONE_NEWTIME,
+        false => 0,
+    };
+    (flags | time) as u64
+}
+
+fn release(
+    ground: &Ground,
+    plan: &LaunchPlan,
+    building: &Building,
+    go: &OwnedFd,
+) -> Result<(), Failure> {
+    identity::map(ground, plan, building.pid)?;
+    rustix::io::write(go, &1_u64.to_ne_bytes()).at(Wall::Identity, "letting it go")?;
+    Ok(())
+}

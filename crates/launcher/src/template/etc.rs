@@ -1,0 +1,115 @@
+//! The sandbox's `/etc`: what programs need to run, name by name, and nothing else. Never shadow
+//! files, keys, tokens, machine ids or the host's list of users.
+
+use std::path::{Path, PathBuf};
+
+use super::HOME;
+use super::gather::{Item, What, item};
+use crate::error::Failure;
+
+/// What is taken over from the host's `/etc`, with why. A name that ends in `*` stands for all that
+/// begin like it. Copied where it is a file, mounted read-only where it is a directory.
+const KEPT: &[(&str, &str)] = &[
+    ("alternatives", "links behind commands such as cc, awk, java"),
+    ("bash.bashrc", "interactive shells"),
+    ("ca-certificates", "local additions to the trusted certificates"),
+    ("crypto-policies", "TLS libraries of Fedora's family refuse to start without"),
+    ("debian_version", "what the system calls itself"),
+    ("fonts", "rendering"),
+    ("gai.conf", "order of addresses"),
+    ("host.conf", "name lookups"),
+    ("inputrc", "line editing"),
+    ("java*", "a Java runtime's configuration is linked from its home"),
+    ("ld.so.cache", "the dynamic loader finds libraries by it"),
+    ("ld.so.conf", "likewise"),
+    ("ld.so.conf.d", "likewise"),
+    ("locale.alias", "locales"),
+    ("locale.conf", "locales"),
+    ("localtime", "the local time zone"),
+    ("magic", "file types"),
+    ("mime.types", "file types"),
+    ("networks", "network names"),
+    ("nsswitch.conf", "where names are looked up"),
+    ("os-release", "what the system calls itself"),
+    ("perl", "the interpreter's configuration"),
+    ("pki/ca-trust", "trusted certificates of Fedora's family"),
+    ("pki/tls/certs", "likewise"),
+    ("profile", "login shells"),
+    ("protocols", "protocol numbers"),
+    ("python*", "the interpreter's site configuration"),
+    ("services", "port names"),
+    ("shells", "which programs are shells"),
+    ("ssl/certs", "trusted certificates"),
+    ("ssl/openssl.cnf", "TLS defaults"),
+    ("terminfo", "terminals"),
+    ("timezone", "the time zone's name"),
+];
+
+const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
+
+/// Files that are written for the sandbox.
+pub(super) fn generated(uid: u32, gid: u32) -> Vec<Item> {
+    let file = |target: &str, text: String| Item {
+        target: PathBuf::from(target),
+        what: What::File(text.into_bytes()),
+    };
+    let mounts = PathBuf::from("/proc/self/mounts");
+    vec![
+        file("/etc/passwd", passwd(uid, gid)),
+        file("/etc/group", group(gid)),
+        file("/etc/hosts", HOSTS.to_owned()),
+        file("/etc/resolv.conf", String::new()),
+        Item { target: PathBuf::from("/etc/mtab"), what: What::Link(mounts) },
+    ]
+}
+
+fn passwd(uid: u32, gid: u32) -> String {
+    let mut text = String::new();
+    if uid != 0 {
+        text += "root:x:0:0:root:/root:/usr/sbin/nologin\n";
+    }
+    let name = if uid == 0 { "root" } else { "sandbox" };
+    text += &format!("{name}:x:{uid}:{gid}:{name}:{HOME}:/bin/sh\n");
+    if uid != 65534 {
+        text += "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
+    }
+    text
+}
+
+fn group(gid: u32) -> String {
+    let mut text = String::new();
+    if gid != 0 {
+        text += "root:x:0:\n";
+    }
+    let name = if gid == 0 { "root" } else { "sandbox" };
+    text += &format!("{name}:x:{gid}:\n");
+    if gid != 65534 {
+        text += "nogroup:x:65534:\n";
+    }
+    text
+}
+
+/// What the host has of the list.
+pub(super) fn kept() -> Result<Vec<Item>, Failure> {
+    let names = present();
+    let mut items = Vec::new();
+    for (entry, _) in KEPT {
+        for inside in expand(entry, &names) {
+            items.extend(item(Path::new("/"), &format!("etc/{inside}"), false)?);
+        }
+    }
+    Ok(items)
+}
+
+fn expand(entry: &str, names: &[String]) -> Vec<String> {
+    match entry.strip_suffix('*') {
+        None => vec![entry.to_owned()],
+        Some(start) => names.iter().filter(|name| name.starts_with(start)).cloned().collect(),
+    }
+}
+
+/// The names in the host's `/etc`; none where it cannot be listed, and then nothing is kept by pattern.
+fn present() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/etc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}

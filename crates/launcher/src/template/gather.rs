@@ -1,0 +1,150 @@
+//! Collects what a prepared root is made of, while the host's paths can still be seen. Takes
+//! programs and libraries; never homes, state or secrets.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, fstat};
+
+use super::etc;
+use crate::error::{At, Failure, Wall};
+use crate::open::{name, resolved};
+use crate::plan::Root;
+use crate::fs;
+
+/// One thing to lay into the root.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub target: PathBuf,
+    pub what: What,
+}
+
+/// What kind of thing it is.
+#[derive(Debug)]
+pub(super) enum What {
+    Link(PathBuf),
+    File(Vec<u8>),
+    Tree { tree: OwnedFd, directory: bool, layer: bool },
+}
+
+/// The host's directories that hold programs, with why. What is not listed is absent inside:
+/// `/home`, `/root`, `/var`, `/run`, `/srv`, `/mnt`, `/media`, `/boot`, `/opt`.
+const SYSTEM: &[(&str, &str)] = &[
+    ("usr", "programs, libraries and their data"),
+    ("bin", "a link into /usr, or programs on hosts that keep them apart"),
+    ("sbin", "likewise"),
+    ("lib", "likewise, libraries"),
+    ("lib32", "libraries of the 32-bit ABI, where they are a link"),
+    ("lib64", "the dynamic loader's fixed path"),
+    ("libx32", "likewise"),
+    ("nix/store", "programs of hosts that keep them in a store"),
+    ("gnu/store", "likewise"),
+];
+
+/// Device nodes that are safe to share: they hold no state and reach no hardware.
+const DEVICES: &[(&str, &str)] = &[
+    ("null", "discards"),
+    ("zero", "zeros"),
+    ("full", "a full disk, for tests"),
+    ("random", "random bytes"),
+    ("urandom", "random bytes"),
+    ("tty", "the caller's own controlling terminal, if it has one"),
+];
+
+const LINKS: &[(&str, &str)] = &[
+    ("/dev/ptmx", "pts/ptmx"),
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+];
+
+/// What an image's own root must not decide: these are the sandbox's.
+const OURS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
+
+/// The most a copied file of the host may have.
+const COPY_LIMIT: u64 = 1 << 20;
+
+/// Everything for one kind of root.
+pub(super) fn gather(root: &Root, uid: u32, gid: u32) -> Result<Vec<Item>, Failure> {
+    let mut items = devices()?;
+    match root {
+        Root::Host => {
+            for (directory, _) in SYSTEM {
+                items.extend(item(Path::new("/"), directory, true)?);
+            }
+            items.extend(etc::generated(uid, gid));
+            items.extend(etc::kept()?);
+        }
+        Root::Directory(path) => items.extend(image(path)?),
+    }
+    Ok(items)
+}
+
+/// Tells an image apart from another that has taken its place.
+pub(super) fn version(path: &Path) -> Result<(u64, u64, i64, u64), Failure> {
+    let place = resolved(path).at(Wall::Source, &name(path))?;
+    let stat = fstat(place).at(Wall::Source, &name(path))?;
+    let nanoseconds = stat.st_mtime_nsec as u64;
+    Ok((stat.st_dev, stat.st_ino, stat.st_mtime, nanoseconds))
+}
+
+fn image(path: &Path) -> Result<Vec<Item>, Failure> {
+    let unreadable = |error: std::io::Error| {
+        let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
+        Failure::new(Wall::Source, errno, name(path))
+    };
+    resolved(path).at(Wall::Source, &name(path))?;
+    let mut items = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?.file_name();
+        match entry.to_str() {
+            Some(entry) if OURS.contains(&entry) => {}
+            Some(entry) => items.extend(item(path, entry, true)?),
+            None => {}
+        }
+    }
+    Ok(items)
+}
+
+fn devices() -> Result<Vec<Item>, Failure> {
+    let mut items = Vec::new();
+    for (device, _) in DEVICES {
+        let target = Path::new("/dev").join(device);
+        let tree = fs::clone_with(CWD, &name(&target), fs::DEVICE).at(Wall::Source, device)?;
+        let what = What::Tree { tree, directory: false, layer: false };
+        items.push(Item { target, what });
+    }
+    for (link, target) in LINKS {
+        items.push(Item { target: PathBuf::from(link), what: What::Link(PathBuf::from(target)) });
+    }
+    Ok(items)
+}
+
+/// One entry of a root: a link as a link, a directory by mount, a small file by copy; nothing where
+/// the host has nothing, or something else.
+pub(super) fn item(base: &Path, inside: &str, layer: bool) -> Result<Option<Item>, Failure> {
+    let source = base.join(inside);
+    let target = Path::new("/").join(inside);
+    let Ok(stat) = rustix::fs::lstat(&source) else { return Ok(None) };
+    let what = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => std::fs::read_link(&source).ok().map(What::Link),
+        FileType::Directory => Some(mounted(&source, layer)?),
+        FileType::RegularFile if stat.st_size as u64 <= COPY_LIMIT => {
+            // A file its owner keeps from us is none that a guest should have.
+            std::fs::read(&source).ok().map(What::File)
+        }
+        FileType::RegularFile
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => None,
+    };
+    Ok(what.map(|what| Item { target, what }))
+}
+
+fn mounted(source: &Path, layer: bool) -> Result<What, Failure> {
+    let tree = fs::clone_with(CWD, &name(source), fs::READ_ONLY).at(Wall::Source, &name(source))?;
+    Ok(What::Tree { tree, directory: true, layer })
+}

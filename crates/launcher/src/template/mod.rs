@@ -1,0 +1,180 @@
+//! Prepared roots: everything of a sandbox's root that does not depend on the one sandbox, put
+//! together once and cloned for each. Kept read-only, and never written to after it is laid.
+
+mod etc;
+mod gather;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::error::{At, Failure, Wall};
+use crate::ground::{Ground, ROOTS};
+use crate::open::{Source, name};
+use crate::plan::{LaunchPlan, Root};
+use crate::{fs, sys};
+use gather::{Item, What};
+
+/// Home directory inside.
+pub(crate) const HOME: &str = "/home/sandbox";
+/// How many kinds of root are kept ready; each costs some mounts in every copy.
+const KEPT: usize = 4;
+/// A prepared root holds a few small files, and the mount points of the rest.
+const ROOT_BYTES: u64 = 8 << 20;
+
+/// What makes two plans share a prepared root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    root: Root,
+    version: (u64, u64, i64, u64),
+    uid: u32,
+    gid: u32,
+    targets: Vec<(PathBuf, bool)>,
+}
+
+/// One prepared root.
+#[derive(Debug)]
+pub(crate) struct Template {
+    key: Key,
+    /// Where it stands in the namespace of prepared roots.
+    pub path: String,
+    /// Its mount points, itself aside.
+    pub mounts: Vec<PathBuf>,
+    /// Those of them that a copy-on-write root puts a layer over.
+    pub layers: Vec<PathBuf>,
+}
+
+impl Template {
+    /// The root once more, without anything mounted in it: an overlay's lower directory must not
+    /// have mounts below that its user namespace did not make.
+    pub(crate) fn bare(&self) -> String {
+        format!("{}-bare", self.path)
+    }
+}
+
+/// The prepared roots at hand, the latest used last.
+#[derive(Default)]
+pub(crate) struct Templates {
+    kept: Vec<Template>,
+    made: u64,
+}
+
+impl Templates {
+    /// The prepared root for a plan, made now if there is none yet.
+    pub(crate) fn get(
+        &mut self,
+        ground: &Ground,
+        plan: &LaunchPlan,
+        mounts: &[Source],
+    ) -> Result<&Template, Failure> {
+        let key = key(ground, plan, mounts)?;
+        let template = match self.kept.iter().position(|template| template.key == key) {
+            Some(index) => self.kept.remove(index),
+            None => self.make(ground, key)?,
+        };
+        self.kept.push(template);
+        let missing = || Failure::without_errno(Wall::Template, "no prepared root");
+        self.kept.last().ok_or_else(missing)
+    }
+
+    fn make(&mut self, ground: &Ground, key: Key) -> Result<Template, Failure> {
+        if self.kept.len() >= KEPT {
+            discard(&self.kept.remove(0)).at(Wall::Template, "an old prepared root")?;
+        }
+        let items = ground.on_host(|| gather::gather(&key.root, key.uid, key.gid))?;
+        self.made += 1;
+        let path = format!("{ROOTS}/{}", self.made);
+        lay(key, path, items)
+    }
+}
+
+fn key(ground: &Ground, plan: &LaunchPlan, mounts: &[Source]) -> Result<Key, Failure> {
+    let version = match &plan.root {
+        Root::Host => (0, 0, 0, 0),
+        Root::Directory(path) => ground.on_host(|| gather::version(path))?,
+    };
+    let kinds = plan.mounts.iter().zip(mounts);
+    let mut targets: Vec<_> =
+        kinds.map(|(mount, source)| (mount.target.clone(), source.directory)).collect();
+    targets.push((plan.workspace_target.clone(), true));
+    Ok(Key { root: plan.root.clone(), version, uid: plan.uid, gid: plan.gid, targets })
+}
+
+fn discard(template: &Template) -> Result<(), Errno> {
+    for path in [&template.bare(), &template.path] {
+        rustix::mount::unmount(path.as_str(), UnmountFlags::DETACH)?;
+        rustix::fs::rmdir(path.as_str())?;
+    }
+    Ok(())
+}
+
+fn stand(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
+    rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))?;
+    fs::attach(tree, fs::open_path(path)?)
+}
+
+fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
+    let mut template = Template { key, path, mounts: Vec::new(), layers: Vec::new() };
+    let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE).at(Wall::Template, "a tmpfs")?;
+    stand(&root, &template.path).at(Wall::Template, &template.path)?;
+    let bare = fs::clone_with(&root, "", fs::READ_ONLY).at(Wall::Template, "its bare copy")?;
+    stand(&bare, &template.bare()).at(Wall::Template, &template.bare())?;
+    for item in &items {
+        lay_item(&root, item).at(Wall::Template, &name(&item.target))?;
+        if let What::Tree { layer, .. } = item.what {
+            template.mounts.push(item.target.clone());
+            template.layers.extend(layer.then(|| item.target.clone()));
+        }
+    }
+    lay_mount_points(&root, &template.key.targets)?;
+    sys::mount_setattr(root.as_fd(), fs::READ_ONLY, false).at(Wall::Template, "read-only")?;
+    Ok(template)
+}
+
+fn lay_item(root: &OwnedFd, item: &Item) -> Result<(), Errno> {
+    let parent = item.target.parent().unwrap_or(Path::new("/"));
+    fs::make_place(root, parent, true)?;
+    let inside = item.target.strip_prefix("/").map_err(|_| Errno::INVAL)?;
+    match &item.what {
+        What::Link(target) => rustix::fs::symlinkat(target, root, inside),
+        What::File(content) => write_new(root, inside, content),
+        What::Tree { tree, directory, .. } => {
+            fs::make_place(root, &item.target, *directory)?;
+            fs::attach_in(tree, root, &item.target)
+        }
+    }
+}
+
+fn write_new(root: &OwnedFd, path: &Path, content: &[u8]) -> Result<(), Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(root, path, flags, Mode::from_raw_mode(0o644))?;
+    match rustix::io::write(&file, content)? == content.len() {
+        true => Ok(()),
+        false => Err(Errno::NOSPC),
+    }
+}
+
+/// Mount points that every sandbox needs, and those this plan names where the root can hold them.
+fn lay_mount_points(root: &OwnedFd, targets: &[(PathBuf, bool)]) -> Result<(), Failure> {
+    for place in ["/proc", "/sys", "/tmp", "/run", HOME, "/dev/pts", "/dev/shm"] {
+        fs::make_place(root, Path::new(place), true).at(Wall::Template, place)?;
+    }
+    // An image that has a /var without a /var/tmp does without one.
+    let _ = fs::make_place(root, Path::new("/var/tmp"), true);
+    for (target, directory) in targets {
+        match fs::make_place(root, target, *directory) {
+            // Below a private place of the sandbox it is made there, when that exists.
+            Ok(()) | Err(Errno::ROFS) => {}
+            Err(errno) => return Err(Failure::new(Wall::Template, errno, name(target))),
+        }
+    }
+    Ok(())
+}
+
+/// Opens a prepared root by its path, as a sandbox does in its own copy of the namespace.
+pub(crate) fn clone_of(template: &Template) -> Result<OwnedFd, Errno> {
+    fs::clone_tree(CWD, &template.path)
+}

@@ -1,0 +1,48 @@
+//! Who the guest is: one user and one group, mapped to one of each on the host. Nobody else exists
+//! inside, so that no file can be given to, or taken from, anybody else.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use rustix::thread::{
+    CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid,
+};
+
+use crate::error::{At, Failure, Wall};
+use crate::ground::{Ground, write_file};
+use crate::plan::LaunchPlan;
+
+/// In the launcher: writes the maps of a child that is waiting for them.
+pub(crate) fn map(ground: &Ground, plan: &LaunchPlan, child: Pid) -> Result<(), Failure> {
+    let pid = child.as_raw_nonzero();
+    let uid = plan.host_uid.unwrap_or(ground.uid);
+    let gid = plan.host_gid.unwrap_or(ground.gid);
+    let write = |file: &str, text: String| {
+        write_file(&format!("/proc/{pid}/{file}"), &text).at(Wall::Identity, file)
+    };
+    // Denied first: an unprivileged group map is accepted only where groups cannot be dropped.
+    write("setgroups", "deny".to_owned())?;
+    write("gid_map", format!("{} {gid} 1", plan.gid))?;
+    write("uid_map", format!("{} {uid} 1", plan.uid))
+}
+
+/// In the child: waits until it is mapped, and becomes whom the plan names.
+pub(crate) fn become_mapped(go: BorrowedFd<'_>, plan: &LaunchPlan) -> Result<(), Failure> {
+    wait(go).at(Wall::Identity, "waiting for the map")?;
+    // Giving up one id for another would otherwise cost the capabilities that build the walls.
+    set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
+        .at(Wall::Identity, "keeping capabilities")?;
+    let (uid, gid) = (Uid::from_raw(plan.uid), Gid::from_raw(plan.gid));
+    set_thread_res_gid(gid, gid, gid).at(Wall::Identity, "the group")?;
+    set_thread_res_uid(uid, uid, uid).at(Wall::Identity, "the user")
+}
+
+fn wait(go: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut counter = [0; 8];
+    match rustix::io::read(go, &mut counter)? {
+        8 => Ok(()),
+        _ => Err(Errno::PIPE),
+    }
+}

@@ -1,0 +1,67 @@
+//! The copy-on-write root: an overlay whose changes land in memory of this sandbox alone. The
+//! directories beneath stay read-only whatever happens above.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode};
+use rustix::io::Errno;
+
+use crate::error::{At, Failure, Wall};
+use crate::fs;
+use crate::ground::{LAYER, STAGE};
+use crate::open::name;
+use crate::template::Template;
+
+/// What the kernel shows for an owner that has no number inside.
+const NOBODY: u32 = 65534;
+
+/// Builds the root on the stage: one overlay for the root itself, one for each system directory,
+/// and plain clones of what is not layered (devices, parts of `/etc`).
+pub(crate) fn stage(bytes: u64, template: &Template, uid: u32) -> Result<OwnedFd, Failure> {
+    let wall = Wall::CopyOnWrite;
+    let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE).at(wall, "memory for the layer")?;
+    let place = fs::open_path(LAYER).at(wall, LAYER)?;
+    fs::attach(&memory, place).at(wall, LAYER)?;
+    let root = overlay(&memory, 0, &template.bare(), uid)?;
+    fs::attach(&root, fs::open_path(STAGE).at(wall, STAGE)?).at(wall, STAGE)?;
+    for (index, target) in template.mounts.iter().enumerate() {
+        let below = format!("{}{}", template.path, name(target));
+        let tree = match template.layers.contains(target) {
+            true => overlay(&memory, index + 1, &below, uid)?,
+            false => fs::clone_tree(CWD, &below).at(wall, &below)?,
+        };
+        fs::attach_in(&tree, &root, target).at(wall, &name(target))?;
+    }
+    Ok(root)
+}
+
+fn overlay(memory: &OwnedFd, index: usize, below: &str, uid: u32) -> Result<OwnedFd, Failure> {
+    owned_inside(below, uid)?;
+    let (upper, work) = (format!("upper{index}"), format!("work{index}"));
+    for directory in [&upper, &work] {
+        rustix::fs::mkdirat(memory, Path::new(directory), Mode::from_raw_mode(0o755))
+            .at(Wall::CopyOnWrite, directory)?;
+    }
+    let (upper, work) = (format!("{LAYER}/{upper}"), format!("{LAYER}/{work}"));
+    let options =
+        [("lowerdir", below), ("upperdir", &upper), ("workdir", &work), ("userxattr", "")];
+    fs::make("overlay", &options, fs::WRITABLE).at(Wall::CopyOnWrite, below)
+}
+
+/// The kernel can copy up only what has an owner in this user namespace; finding out when the guest
+/// first writes would look like a broken disk.
+fn owned_inside(below: &str, uid: u32) -> Result<(), Failure> {
+    let owner = rustix::fs::stat(below).at(Wall::CopyOnWrite, below)?.st_uid;
+    match owner == NOBODY && uid != NOBODY {
+        false => Ok(()),
+        true => Err(Failure::new(Wall::CopyOnWrite, Errno::OVERFLOW, shown(below)).remedy(
+            "run as root, or use an image directory that belongs to the user who runs this",
+        )),
+    }
+}
+
+fn shown(below: &str) -> String {
+    let inside = below.splitn(4, '/').nth(3).unwrap_or_default();
+    format!("/{inside} belongs to a user who does not exist inside")
+}

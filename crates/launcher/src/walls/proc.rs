@@ -1,0 +1,81 @@
+//! A fresh `/proc` of the new pid namespace, read-only as a whole, with what tells about the host
+//! masked; and the sandbox's own terminals.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::mount::MountAttrFlags;
+
+use crate::error::{At, Failure, Wall};
+use crate::fs;
+
+/// Masked where the host has it: a directory by an empty one, a file by an empty one. Writing is
+/// refused everywhere by the mount; these may not be read either.
+const MASKED: &[(&str, &str)] = &[
+    ("acpi", "hardware"),
+    ("asound", "hardware"),
+    ("bus", "hardware"),
+    ("config.gz", "the kernel's build"),
+    ("driver", "hardware"),
+    ("fs", "the host's file systems"),
+    ("iomem", "physical addresses"),
+    ("ioports", "physical addresses"),
+    ("irq", "hardware"),
+    ("kallsyms", "kernel addresses"),
+    ("kcore", "the kernel's memory"),
+    ("key-users", "keyrings, which namespaces do not hold apart"),
+    ("keys", "likewise"),
+    ("kmsg", "the kernel's log"),
+    ("kpagecgroup", "physical memory"),
+    ("kpagecount", "physical memory"),
+    ("kpageflags", "physical memory"),
+    ("latency_stats", "what other processes do"),
+    ("modules", "kernel addresses"),
+    ("sched_debug", "what other processes do"),
+    ("scsi", "hardware"),
+    ("slabinfo", "what the kernel does"),
+    ("sysrq-trigger", "commands to the kernel"),
+    ("timer_list", "what other processes do"),
+    ("timer_stats", "what other processes do"),
+    ("vmallocinfo", "kernel addresses"),
+];
+
+/// One masked name, and whether it is a directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Mask {
+    pub path: String,
+    directory: bool,
+}
+
+/// What of the list this host has; looked up once.
+pub(crate) fn masks() -> Vec<Mask> {
+    let of = |name: &str| {
+        let path = format!("/proc/{name}");
+        let directory = rustix::fs::lstat(path.as_str()).ok()?.st_mode & libc::S_IFMT;
+        Some(Mask { path, directory: directory == libc::S_IFDIR })
+    };
+    MASKED.iter().filter_map(|(name, _)| of(name)).collect()
+}
+
+/// Mounts and masks it. Comes before the old root is left: the kernel gives a fresh `/proc` only to
+/// those who can still see a whole one.
+pub(crate) fn set_up(root: &OwnedFd, masks: &[Mask]) -> Result<(), Failure> {
+    let tree = fs::make("proc", &[], fs::LOOK_ONLY).at(Wall::Proc, "a fresh /proc")?;
+    fs::attach_in(&tree, root, Path::new("/proc")).at(Wall::Proc, "/proc")?;
+    for mask in masks {
+        // The root's /sys is an empty directory, and /dev/null reads as an empty file.
+        let empty = if mask.directory { "sys" } else { "dev/null" };
+        let cover = fs::clone_tree(root, empty).at(Wall::Proc, &mask.path)?;
+        fs::attach_in(cover, root, Path::new(&mask.path)).at(Wall::Proc, &mask.path)?;
+    }
+    Ok(())
+}
+
+/// The sandbox's own terminals: none of the host's can be seen or opened.
+pub(crate) fn terminals(root: &OwnedFd) -> Result<(), Failure> {
+    let options =
+        [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", "256")];
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let tree = fs::make("devpts", &options, attributes).at(Wall::Devpts, "terminals")?;
+    fs::attach_in(tree, root, Path::new("/dev/pts")).at(Wall::Devpts, "/dev/pts")
+}

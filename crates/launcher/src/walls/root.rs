@@ -1,0 +1,29 @@
+//! The new root: a clone of the prepared one, entered so that nothing of the old one is left.
+
+use std::os::fd::OwnedFd;
+
+use crate::error::{At, Failure, Wall};
+use crate::fs;
+use crate::ground::STAGE;
+use crate::plan::LaunchPlan;
+use crate::template::{Template, clone_of};
+use crate::walls::layer;
+
+/// Puts the root on the stage: read-only as prepared, or under a writable layer.
+pub(crate) fn stage(plan: &LaunchPlan, template: &Template) -> Result<OwnedFd, Failure> {
+    match plan.copy_on_write {
+        Some(bytes) => layer::stage(bytes, template, plan.uid),
+        None => {
+            let root = clone_of(template).at(Wall::Root, "the prepared root")?;
+            let stage = fs::open_path(STAGE).at(Wall::Root, "the stage")?;
+            fs::attach(&root, stage).at(Wall::Root, "onto the stage")?;
+            Ok(root)
+        }
+    }
+}
+
+/// Makes the staged root the only one.
+pub(crate) fn enter(root: &OwnedFd) -> Result<(), Failure> {
+    rustix::process::fchdir(root).at(Wall::Root, "into the new root")?;
+    fs::enter_root().at(Wall::Root, "leaving the old root")
+}

@@ -1,0 +1,45 @@
+//! The private writable places: one tmpfs, shown under several names, so that one size bounds them
+//! together. Gone with the sandbox.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode};
+use rustix::io::Errno;
+
+use crate::error::{At, Failure, Wall};
+use crate::fs;
+use crate::ground::SCRATCH;
+use crate::template::HOME;
+
+/// Name within the tmpfs, mode, where it is shown.
+const PLACES: [(&str, u32, &str); 5] = [
+    ("tmp", 0o1777, "/tmp"),
+    ("var-tmp", 0o1777, "/var/tmp"),
+    ("run", 0o755, "/run"),
+    ("home", 0o700, HOME),
+    ("shm", 0o1777, "/dev/shm"),
+];
+
+/// Mounts them into the staged root and says where they are.
+pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure> {
+    let wall = Wall::Scratch;
+    let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE).at(wall, "a tmpfs")?;
+    fs::attach(&memory, fs::open_path(SCRATCH).at(wall, SCRATCH)?).at(wall, SCRATCH)?;
+    let mut places = Vec::new();
+    for (name, mode, target) in PLACES {
+        rustix::fs::mkdirat(&memory, name, Mode::from_raw_mode(mode)).at(wall, name)?;
+        match show(root, name, Path::new(target)) {
+            Ok(()) => places.push(PathBuf::from(target)),
+            // An image's own /var may have no /var/tmp, and nothing can be made there.
+            Err(Errno::NOENT) if target == "/var/tmp" => {}
+            Err(errno) => return Err(Failure::new(wall, errno, target)),
+        }
+    }
+    Ok(places)
+}
+
+fn show(root: &OwnedFd, name: &str, target: &Path) -> Result<(), Errno> {
+    let place = fs::place(root, target)?;
+    fs::attach(fs::clone_tree(CWD, &format!("{SCRATCH}/{name}"))?, place)
+}

@@ -1,0 +1,59 @@
+//! The workspace and the further mounts. Their sources were opened by the launcher before this
+//! process existed; here they only find their places.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::error::{At, Failure, Wall};
+use crate::fs;
+use crate::open::{Sources, name};
+use crate::plan::{LaunchPlan, Workspace};
+use rustix::io::Errno;
+
+/// Mounts the workspace into the staged root.
+pub(crate) fn workspace(
+    root: &OwnedFd,
+    plan: &LaunchPlan,
+    sources: &Sources,
+) -> Result<(), Failure> {
+    let target = &plan.workspace_target;
+    ready(root, target, true, true).at(Wall::Workspace, &name(target))?;
+    match (&plan.workspace, &sources.workspace) {
+        (Workspace::Local { .. }, Some(source)) => fs::attach_in(&source.tree, root, target),
+        (Workspace::Ephemeral { bytes }, _) => {
+            let attributes = if plan.read_only { fs::READ_ONLY } else { fs::WRITABLE };
+            fs::tmpfs(*bytes, "0755", attributes).and_then(|tree| fs::attach_in(tree, root, target))
+        }
+        (Workspace::Local { .. }, None) => Err(Errno::NOENT),
+    }
+    .at(Wall::Workspace, &name(target))
+}
+
+/// Mounts the rest, in the plan's order.
+pub(crate) fn mounts(root: &OwnedFd, plan: &LaunchPlan, sources: &Sources) -> Result<(), Failure> {
+    for (mount, source) in plan.mounts.iter().zip(&sources.mounts) {
+        let target = &mount.target;
+        let make = !(is_local(&plan.workspace) && target.starts_with(&plan.workspace_target));
+        let mounted = ready(root, target, source.directory, make)
+            .and_then(|()| fs::attach_in(&source.tree, root, target));
+        mounted.map_err(|errno| {
+            Failure::new(Wall::Mounts, errno, name(target)).remedy(
+                "choose a target that exists in the root or the workspace, or one at its top",
+            )
+        })?;
+    }
+    Ok(())
+}
+
+fn is_local(workspace: &Workspace) -> bool {
+    matches!(workspace, Workspace::Local { .. })
+}
+
+/// Makes sure of the mount point, and makes none in a workspace that belongs to somebody.
+fn ready(root: &OwnedFd, target: &Path, directory: bool, make: bool) -> Result<(), Errno> {
+    match fs::place(root, target) {
+        Ok(_) => Ok(()),
+        Err(Errno::NOENT) if make => fs::make_place(root, target, directory),
+        Err(errno) => Err(errno),
+    }
+}

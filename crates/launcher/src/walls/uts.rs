@@ -1,0 +1,8 @@
+//! The host name inside.
+
+use crate::error::{At, Failure, Wall};
+
+/// Sets it; the namespace is new, so that nobody else sees it.
+pub(crate) fn set(hostname: &str) -> Result<(), Failure> {
+    rustix::system::sethostname(hostname.as_bytes()).at(Wall::Hostname, hostname)
+}

@@ -1,0 +1,99 @@
+//! The messages between the owner and its launcher: one JSON text per packet, descriptors beside
+//! it, both bounded. Only these two processes speak here; no guest ever holds an end.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg,
+    socketpair,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Wall};
+
+/// The launcher's inherited control socket.
+pub const CONTROL_FD: RawFd = 3;
+/// The launcher's inherited copy of the agent.
+pub const AGENT_FD: RawFd = 4;
+/// The most one message may have.
+pub(crate) const MESSAGE_LIMIT: usize = 64 * 1024;
+const FDS_LIMIT: usize = 2;
+
+/// One wall, and what the kernel said when asked for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proof {
+    /// The wall.
+    pub wall: Wall,
+    /// What was read back.
+    pub evidence: String,
+}
+
+/// The launcher's answer to a plan.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Reply {
+    Launched { pid: u32, walls: Vec<Proof> },
+    Failed(Failure),
+}
+
+/// A sandbox whose agent has been started behind walls that were all read back.
+#[derive(Debug)]
+pub struct Launched {
+    /// The agent's process id on the host.
+    pub pid: u32,
+    /// Becomes readable when the sandbox's first process has ended, and everything in it with it.
+    pub pidfd: OwnedFd,
+    /// Every wall, and the evidence for it.
+    pub walls: Vec<Proof>,
+}
+
+/// A packet pair: what is sent arrives whole or not at all.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// Sends one message with its descriptors.
+pub(crate) fn send(socket: impl AsFd, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOBIG);
+    }
+    sendmsg(socket, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// One message received: nothing when the other side is gone.
+pub(crate) struct Message {
+    pub text: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Receives one message. A longer one than allowed is an error, not a shorter message.
+pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Message>, Errno> {
+    let mut text = vec![0; MESSAGE_LIMIT];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut text)];
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let fds = descriptors(&mut control);
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    text.truncate(got.bytes);
+    Ok((got.bytes > 0).then_some(Message { text, fds }))
+}
+
+fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    fds
+}
