@@ -136,14 +136,17 @@ macro_rules! check {
 
 /// Stops the case unless what was seen is what was expected.
 macro_rules! same {
-    ($what:expr, $seen:expr, $expected:expr) => {{
-        let (seen, expected) = (&$seen, &$expected);
-        if seen != expected {
-            let what = $what;
-            let message = format!("{what}: expected {expected:?}, saw {seen:?}");
-            return Err($crate::Stop::Failed(message));
+    ($what:expr, $seen:expr, $expected:expr) => {
+        // A match, so that what the expressions borrow from lives long enough.
+        match (&$seen, &$expected) {
+            (seen, expected) if seen == expected => {}
+            (seen, expected) => {
+                let what = $what;
+                let message = format!("{what}: expected {expected:?}, saw {seen:?}");
+                return Err($crate::Stop::Failed(message));
+            }
         }
-    }};
+    };
 }
 
 pub(crate) use {case, check, same};

@@ -96,7 +96,10 @@ pub fn page() -> String {
             let _ = writeln!(page, "- {}{walls}", case.name);
         }
     }
-    let _ = write!(page, "\n## Features\n\nEach feature, a case that needs it, and the case that proves its refusal.\n\n");
+    let _ = write!(
+        page,
+        "\n## Features\n\nEach feature, a case that needs it, and the case that proves its refusal.\n\n"
+    );
     let _ = writeln!(page, "| feature | needed by | refused by |\n| --- | --- | --- |");
     for feature in &coverage.features {
         let needed = feature.needed_by.first().map_or("—", |case| case.name);

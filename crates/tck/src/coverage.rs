@@ -27,7 +27,10 @@ pub struct FeatureCoverage {
 
 /// Features that no case can judge yet, and why.
 pub const NOT_JUDGED: &[(Feature, &str)] = &[
-    (Feature::EgressAllowlist, "no backend lets traffic out yet; its cases come with the first that does"),
+    (
+        Feature::EgressAllowlist,
+        "no backend lets traffic out yet; its cases come with the first that does",
+    ),
     (Feature::OciImage, "no backend takes one yet; its cases come with the first that does"),
     (Feature::WasmImage, "needs the probe as a WebAssembly module"),
 ];
@@ -35,7 +38,8 @@ pub const NOT_JUDGED: &[(Feature, &str)] = &[
 /// What is covered by what.
 pub fn coverage() -> Coverage {
     let all = cases::all();
-    let checking = |clause: &Clause| all.iter().filter(|case| case.clause == clause.id).copied().collect();
+    let checking =
+        |clause: &Clause| all.iter().filter(|case| case.clause == clause.id).copied().collect();
     let clauses = CLAUSES.iter().map(|clause| (*clause, checking(clause))).collect();
     let about = |feature: &Feature| FeatureCoverage {
         feature: *feature,

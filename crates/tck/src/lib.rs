@@ -23,7 +23,7 @@ mod subject;
 mod witness;
 
 pub use case::{Case, Stop, Verdict};
-pub use coverage::{Coverage, coverage};
+pub use coverage::{Coverage, FeatureCoverage, NOT_JUDGED, coverage};
 pub use kit::{Kit, Ran, Room};
 pub use observer::{HostObserver, Observer};
 pub use report::{CaseReport, Counts, Report, Status};

@@ -11,7 +11,11 @@ use crate::{Case, Kit, Verdict};
 pub(super) const CASES: &[Case] = &[
     case!("a program that succeeds exits with 0 and all of its output arrives", "C-13", success),
     case!("a non-zero exit code arrives as it is", "C-10", non_zero),
-    case!("a program that takes too long is ended and reported as timed out with -1", "C-11", time_out),
+    case!(
+        "a program that takes too long is ended and reported as timed out with -1",
+        "C-11",
+        time_out
+    ),
     case!("output beyond the cap is dropped and the outcome says how much", "C-12", output_cap),
     case!("cancelling twice is as good as cancelling once", "C-15", cancel),
     case!("a read-only workspace refuses every write", "C-20", read_only)
@@ -25,10 +29,18 @@ pub(super) const CASES: &[Case] = &[
 
 async fn success(kit: Kit) -> Verdict {
     let ran = kit.run(["flood", "stdout", "100000", "777"]).await?.exited(0)?;
-    check!(ran.stdout == pattern(100_000), "expected the whole flood, saw {} bytes", ran.stdout.len());
+    check!(
+        ran.stdout == pattern(100_000),
+        "expected the whole flood, saw {} bytes",
+        ran.stdout.len()
+    );
     same!("standard error", ran.stderr.len(), 0);
     same!("bytes in the outcome", ran.outcome.stdout.bytes, 100_000);
-    check!(!ran.outcome.truncated(), "expected nothing to be dropped, saw {:?}", ran.outcome.stdout);
+    check!(
+        !ran.outcome.truncated(),
+        "expected nothing to be dropped, saw {:?}",
+        ran.outcome.stdout
+    );
     Ok(())
 }
 
@@ -45,7 +57,11 @@ async fn time_out(kit: Kit) -> Verdict {
     let wall = ran.outcome.usage.wall_ms;
     check!((700..20_000).contains(&wall), "expected to be ended after 700 ms, saw {wall} ms");
     let told = serde_json::to_value(ran.outcome)?;
-    same!("exit code and timedOut", (&told["exitCode"], &told["timedOut"]), (&json!(-1), &json!(true)));
+    same!(
+        "exit code and timedOut",
+        (&told["exitCode"], &told["timedOut"]),
+        (&json!(-1), &json!(true))
+    );
     kit.soon_all_gone().await
 }
 
@@ -55,7 +71,11 @@ async fn output_cap(kit: Kit) -> Verdict {
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
     let report = ran.outcome.stdout;
     same!("bytes passed on and dropped", (report.bytes, report.dropped), (10_000, 90_000));
-    check!(ran.stdout == pattern(10_000), "expected the first 10000 bytes, saw {}", ran.stdout.len());
+    check!(
+        ran.stdout == pattern(10_000),
+        "expected the first 10000 bytes, saw {}",
+        ran.stdout.len()
+    );
     same!("truncated", serde_json::to_value(ran.outcome)?["truncated"], json!(true));
     Ok(())
 }

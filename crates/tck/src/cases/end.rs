@@ -99,7 +99,10 @@ async fn detach(kit: Kit) -> Verdict {
     heard(&mut execution.subscribe(), "ok").await?;
     let job = execution.job().clone();
     let watcher = execution.detach();
-    check!(kit.engine().watch(&job).is_some(), "expected to find the execution by its job, saw none");
+    check!(
+        kit.engine().watch(&job).is_some(),
+        "expected to find the execution by its job, saw none"
+    );
     same!("ending", watcher.outcome().await.ending, Ending::Exited(0));
     Ok(())
 }

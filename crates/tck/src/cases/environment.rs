@@ -9,7 +9,11 @@ use crate::{Case, Kit, Stop, Verdict};
 pub(super) const CASES: &[Case] = &[
     case!("no variable of the host reaches a program", "C-03", clean).isolation(),
     case!("a program finds a search path", "C-03", search_path),
-    case!("variables of the sandbox and of the command arrive, the command's winning", "C-03", given),
+    case!(
+        "variables of the sandbox and of the command arrive, the command's winning",
+        "C-03",
+        given
+    ),
     case!("values of variables arrive exactly as they were given", "C-03", odd_values),
 ];
 
@@ -18,14 +22,17 @@ const OWN: [&str; 9] =
     ["PATH", "HOME", "LANG", "TERM", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME"];
 
 fn environment(facts: &Value) -> Verdict<&Map<String, Value>> {
-    facts["environment"].as_object().ok_or_else(|| Stop::failed("expected an environment, saw none"))
+    facts["environment"]
+        .as_object()
+        .ok_or_else(|| Stop::failed("expected an environment, saw none"))
 }
 
 async fn clean(kit: Kit) -> Verdict {
     let facts = kit.facts(["report"]).await?;
     let inside = environment(&facts)?;
     let foreign = |name: &str| !OWN.contains(&name) && inside.contains_key(name);
-    let leaked: Vec<_> = std::env::vars().map(|(name, _)| name).filter(|name| foreign(name)).collect();
+    let leaked: Vec<_> =
+        std::env::vars().map(|(name, _)| name).filter(|name| foreign(name)).collect();
     check!(leaked.is_empty(), "expected none of the host's variables, saw {leaked:?}");
     Ok(())
 }
@@ -47,7 +54,9 @@ async fn given(kit: Kit) -> Verdict {
     command.env.insert("OF_COMMAND".parse()?, "command".into());
     let facts = kit.run_with(spec, command).await?.facts()?;
     let inside = environment(&facts)?;
-    for (name, value) in [("OF_SANDBOX", "sandbox"), ("OF_BOTH", "command"), ("OF_COMMAND", "command")] {
+    for (name, value) in
+        [("OF_SANDBOX", "sandbox"), ("OF_BOTH", "command"), ("OF_COMMAND", "command")]
+    {
         same!(name, inside.get(name), Some(&json!(value)));
     }
     Ok(())

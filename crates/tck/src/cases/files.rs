@@ -17,8 +17,12 @@ pub(super) const CASES: &[Case] = &[
     case!("a file that is written inside can be read from outside", "C-22", outward).needs(NEEDS),
     case!("a large binary file goes in and out unchanged", "C-22", large).needs(NEEDS),
     case!("many files are listed, each with what it is", "C-22", many).needs(NEEDS),
-    case!("directories are made with those above them, and removed with what is in them", "C-22", directories)
-        .needs(NEEDS),
+    case!(
+        "directories are made with those above them, and removed with what is in them",
+        "C-22",
+        directories
+    )
+    .needs(NEEDS),
     case!("a file is moved, replacing what is in the way", "C-22", rename).needs(NEEDS),
     case!("what is not there is reported as not found", "C-22", missing).needs(NEEDS),
     case!("an absolute path from outside names the sandbox's own tree", "C-22", absolute)
@@ -47,7 +51,10 @@ fn refused<T>(answer: Result<T>, code: ErrorCode, path: &str) -> Verdict {
         Ok(_) => Err(Stop::Failed(format!("expected `{path}` to be refused, but it was done"))),
         Err(error) => {
             check!(error.code() == code, "expected {code}, saw {}: {error}", error.code());
-            check!(error.to_string().contains(path), "expected the path in the message, saw {error}");
+            check!(
+                error.to_string().contains(path),
+                "expected the path in the message, saw {error}"
+            );
             Ok(())
         }
     }
@@ -60,7 +67,11 @@ async fn inward(kit: Kit) -> Verdict {
     sandbox.files()?.write(&path("given")?, Data::from_static(b"\xff!"), true).await?;
     same!("the file inside", room.facts(["read", "given"]).await?["hex"], json!("006869ff21"));
     sandbox.files()?.write(&path("given")?, Data::from_static(b"new"), false).await?;
-    same!("the file after it was replaced", room.facts(["read", "given"]).await?["hex"], json!("6e6577"));
+    same!(
+        "the file after it was replaced",
+        room.facts(["read", "given"]).await?["hex"],
+        json!("6e6577")
+    );
     Ok(())
 }
 
@@ -100,9 +111,15 @@ async fn many(kit: Kit) -> Verdict {
     let mut entries = files.list(&path("many")?).await?;
     same!("how many there are", entries.len(), 301);
     entries.sort_by(|one, two| one.name.cmp(&two.name));
-    let found = |name: &str| entries.iter().find(|entry| entry.name == name).map(|entry| (entry.kind, entry.size));
+    let found = |name: &str| {
+        entries.iter().find(|entry| entry.name == name).map(|entry| (entry.kind, entry.size))
+    };
     same!("a file among them", found("217"), Some((EntryKind::File, 217)));
-    same!("the directory among them", found("below").map(|(kind, _)| kind), Some(EntryKind::Directory));
+    same!(
+        "the directory among them",
+        found("below").map(|(kind, _)| kind),
+        Some(EntryKind::Directory)
+    );
     Ok(())
 }
 
@@ -116,7 +133,11 @@ async fn directories(kit: Kit) -> Verdict {
     same!("the file inside", room.facts(["read", "a/b/c/file"]).await?["ok"], json!(true));
     files.remove(&path("a")?).await?;
     files.remove(&path("a")?).await?;
-    same!("the file inside after it was removed", room.facts(["read", "a/b/c/file"]).await?["ok"], json!(false));
+    same!(
+        "the file inside after it was removed",
+        room.facts(["read", "a/b/c/file"]).await?["ok"],
+        json!(false)
+    );
     Ok(())
 }
 
@@ -165,7 +186,11 @@ async fn link_read(kit: Kit) -> Verdict {
     let secret = secret(&kit)?;
     let room = kit.room().await?;
     let sandbox = room.sandbox()?;
-    for (name, target) in [("whole", secret.as_str()), ("up", "../../../../../../etc/hostname"), ("etc", "/etc/hostname")] {
+    for (name, target) in [
+        ("whole", secret.as_str()),
+        ("up", "../../../../../../etc/hostname"),
+        ("etc", "/etc/hostname"),
+    ] {
         room.facts(["make-link", target, name]).await?;
         refused(sandbox.files()?.read(&path(name)?, 0, 100).await, ErrorCode::PathEscapes, name)?;
     }
@@ -216,7 +241,8 @@ async fn fifo(kit: Kit) -> Verdict {
     let name = path("fifo")?;
     let read = sandbox.files()?.read(&name, 0, 1);
     let answer = tokio::time::timeout(Duration::from_secs(10), read).await;
-    let answer = answer.map_err(|_| Stop::failed("expected an answer, but reading a fifo waits"))?;
+    let answer =
+        answer.map_err(|_| Stop::failed("expected an answer, but reading a fifo waits"))?;
     refused(answer, ErrorCode::Invalid, "fifo")?;
     same!("its kind", sandbox.files()?.stat(&name).await?.kind, EntryKind::Other);
     Ok(())

@@ -36,7 +36,8 @@ async fn directory(kit: Kit) -> Verdict {
     spec.image = Image::Directory(host_path(&kit.programs())?);
     let ran = kit.run_with(spec, Command::program(["/probe", "list", "/"])).await?;
     let facts = ran.facts()?;
-    let holds = |name: &str| facts["names"].as_array().is_some_and(|all| all.contains(&json!(name)));
+    let holds =
+        |name: &str| facts["names"].as_array().is_some_and(|all| all.contains(&json!(name)));
     check!(holds("probe"), "expected the image's own file, saw {facts}");
     check!(!holds("home") && !holds("root"), "expected nothing of the host's root, saw {facts}");
     Ok(())

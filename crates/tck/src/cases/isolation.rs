@@ -127,7 +127,8 @@ async fn host_signals(kit: Kit) -> Verdict {
 
 async fn other_processes(kit: Kit) -> Verdict {
     let tag = format!("{}sleeper", kit.mark());
-    let (one, two) = (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
+    let (one, two) =
+        (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
     let _running = one.start_ready(["sleep", "600000", &tag]).await?;
     let found = two.facts(["find-process", &tag]).await?["found"].clone();
     same!("processes of the other sandbox that can be seen", found, json!(0));
@@ -135,7 +136,8 @@ async fn other_processes(kit: Kit) -> Verdict {
 }
 
 async fn other_files(kit: Kit) -> Verdict {
-    let (one, two) = (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
+    let (one, two) =
+        (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
     let mut leaked = Vec::new();
     for directory in ["/tmp", "/var/tmp", "/dev/shm"] {
         let name = format!("{directory}/{}", kit.mark());

@@ -17,9 +17,13 @@ pub(super) const CASES: &[Case] = &[
     case!("destroying ends what was detached, too", "C-30", destroy_detached)
         .needs(&[Feature::CompleteKill])
         .isolation(),
-    case!("what was detached is gone when a one-shot's outcome is known", "C-30", one_shot_detached)
-        .needs(&[Feature::CompleteKill])
-        .isolation(),
+    case!(
+        "what was detached is gone when a one-shot's outcome is known",
+        "C-30",
+        one_shot_detached
+    )
+    .needs(&[Feature::CompleteKill])
+    .isolation(),
     case!("a program that gave up its descriptors is ended in time", "C-11", closed_descriptors),
     case!("the tighter of two wall times holds", "C-11", tighter_wall_time),
     case!("a sandbox can be used again after a time-out", "C-11", used_again),
@@ -36,8 +40,14 @@ async fn time_out_detached(kit: Kit) -> Verdict {
     let mut command = probe(DETACH);
     command.wall_time = Some(Span::secs(2));
     let ran = room.run_command(command).await?.ended(&Ending::TimedOut)?;
-    check!(!ran.stdout.is_empty(), "expected the detached process to have begun, saw no sign of it");
-    check!(!room.beats("marker").await?, "expected the detached process to be gone, but it writes on");
+    check!(
+        !ran.stdout.is_empty(),
+        "expected the detached process to have begun, saw no sign of it"
+    );
+    check!(
+        !room.beats("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
     Ok(())
 }
 
@@ -48,7 +58,10 @@ async fn cancel_detached(kit: Kit) -> Verdict {
     check!(room.beats("marker").await?, "expected the detached process to write, but it does not");
     execution.close().await?;
     same!("ending", execution.outcome().await.ending, Ending::Cancelled);
-    check!(!room.beats("marker").await?, "expected the detached process to be gone, but it writes on");
+    check!(
+        !room.beats("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
     Ok(())
 }
 
@@ -58,7 +71,10 @@ async fn destroy_detached(kit: Kit) -> Verdict {
     same!("whether it could detach", facts["ok"], json!(true));
     room.destroy().await?;
     kit.all_gone().await?;
-    check!(!kit.grows("marker").await?, "expected the detached process to be gone, but it writes on");
+    check!(
+        !kit.grows("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
     Ok(())
 }
 
@@ -67,7 +83,10 @@ async fn one_shot_detached(kit: Kit) -> Verdict {
     same!("whether it could detach", facts["ok"], json!(true));
     kit.engine().close().await?;
     kit.all_gone().await?;
-    check!(!kit.grows("marker").await?, "expected the detached process to be gone, but it writes on");
+    check!(
+        !kit.grows("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
     Ok(())
 }
 

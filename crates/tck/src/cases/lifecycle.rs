@@ -43,7 +43,8 @@ async fn destroy_again(kit: Kit) -> Verdict {
     room.destroy().await?;
     let never: SandboxId = "neverwas0000000000".parse()?;
     kit.engine().destroy(&never).await?;
-    let destroyed = tokio::time::timeout(Duration::from_secs(20), kit.backend().destroy(&never)).await;
+    let destroyed =
+        tokio::time::timeout(Duration::from_secs(20), kit.backend().destroy(&never)).await;
     destroyed.map_err(|_| Stop::failed("expected destroy to answer, but it hangs"))??;
     kit.all_gone().await
 }
@@ -146,8 +147,10 @@ async fn engine_killed(kit: Kit) -> Verdict {
     };
     process.env(ENGINE_STATE, kit.state()).env(ENGINE_WORKSPACE, kit.workspace());
     let mut process: tokio::process::Command = process.into();
-    let mut child = process.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let stdout = child.stdout.take().ok_or_else(|| Stop::failed("the engine process has no output"))?;
+    let mut child =
+        process.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let stdout =
+        child.stdout.take().ok_or_else(|| Stop::failed("the engine process has no output"))?;
     let line = BufReader::new(stdout).lines().next_line().await?;
     let id: SandboxId = line.unwrap_or_default().parse()?;
     child.kill().await?;
@@ -163,7 +166,9 @@ async fn quota(kit: Kit) -> Verdict {
     let spec = kit.spec();
     let first = engine.create(spec.clone()).await?;
     match engine.create(spec.clone()).await {
-        Ok(_) => return Err(Stop::failed("expected the second sandbox to be refused, but it stands")),
+        Ok(_) => {
+            return Err(Stop::failed("expected the second sandbox to be refused, but it stands"));
+        }
         Err(error) => same!("the refusal's code", error.code(), ErrorCode::QuotaExceeded),
     }
     let mut other = spec.clone();

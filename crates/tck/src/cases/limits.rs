@@ -11,7 +11,8 @@ pub(super) const CASES: &[Case] = &[
     case!("memory beyond the limit is not to be had", "C-16", memory)
         .needs(&[Feature::MemoryLimit])
         .isolation(),
-    case!("memory within the limit is to be had", "C-16", memory_within).needs(&[Feature::MemoryLimit]),
+    case!("memory within the limit is to be had", "C-16", memory_within)
+        .needs(&[Feature::MemoryLimit]),
     case!("processes beyond the limit cannot be started", "C-16", processes)
         .needs(&[Feature::ProcessLimit])
         .isolation(),
@@ -102,7 +103,10 @@ async fn cpu_rate(kit: Kit) -> Verdict {
     let ran = kit.run_with(spec, probe(["burn", "400"])).await?.exited(0)?;
     let wall = ran.outcome.usage.wall_ms;
     // Two seconds at that rate; a period's worth may come at once.
-    check!(wall >= 1200, "expected 400 ms at a fifth of a core to take 1200 ms at least, saw {wall} ms");
+    check!(
+        wall >= 1200,
+        "expected 400 ms at a fifth of a core to take 1200 ms at least, saw {wall} ms"
+    );
     Ok(())
 }
 

@@ -70,7 +70,8 @@ async fn host_abstract(kit: Kit) -> Verdict {
 
 async fn other_abstract(kit: Kit) -> Verdict {
     let name = format!("{}other", kit.mark());
-    let (one, two) = (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
+    let (one, two) =
+        (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
     let listening = one.start(probe(["listen-unix", &name, "600000"])).await?;
     heard(&mut listening.subscribe(), "\"ok\":true").await?;
     let facts = two.facts(["connect-unix", &name]).await?;

@@ -26,9 +26,17 @@ pub(super) const CASES: &[Case] = &[
 async fn apart(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let ran = room.run(["print", "stdout", "to out"]).await?.exited(0)?;
-    same!("a line for standard output", (&ran.stdout[..], &ran.stderr[..]), (&b"to out"[..], &b""[..]));
+    same!(
+        "a line for standard output",
+        (&ran.stdout[..], &ran.stderr[..]),
+        (&b"to out"[..], &b""[..])
+    );
     let ran = room.run(["print", "stderr", "to err"]).await?.exited(0)?;
-    same!("a line for standard error", (&ran.stdout[..], &ran.stderr[..]), (&b""[..], &b"to err"[..]));
+    same!(
+        "a line for standard error",
+        (&ran.stdout[..], &ran.stderr[..]),
+        (&b""[..], &b"to err"[..])
+    );
     Ok(())
 }
 
@@ -51,13 +59,19 @@ async fn big(kit: Kit) -> Verdict {
     let ran = kit.run_with(spec, probe(["flood", "stdout", &BIG.to_string()])).await?.exited(0)?;
     same!("the number of bytes", ran.stdout.len(), BIG);
     check!(ran.stdout == pattern(BIG), "expected the pattern in every byte, saw another");
-    same!("bytes passed on and dropped", (ran.outcome.stdout.bytes, ran.outcome.stdout.dropped), (BIG as u64, 0));
+    same!(
+        "bytes passed on and dropped",
+        (ran.outcome.stdout.bytes, ran.outcome.stdout.dropped),
+        (BIG as u64, 0)
+    );
     Ok(())
 }
 
 async fn interleaved(kit: Kit) -> Verdict {
     let ran = kit.run(["interleave", "400"]).await?.exited(0)?;
-    let lines = |from: u32| (0..400).filter(|n| n % 2 == from).map(|n| format!("{n}\n")).collect::<String>();
+    let lines = |from: u32| {
+        (0..400).filter(|n| n % 2 == from).map(|n| format!("{n}\n")).collect::<String>()
+    };
     same!("standard output", String::from_utf8_lossy(&ran.stdout), lines(0));
     same!("standard error", String::from_utf8_lossy(&ran.stderr), lines(1));
     check!(ran.pieces.len() >= 2, "expected several pieces, saw {:?}", ran.pieces);
@@ -79,7 +93,11 @@ async fn late(kit: Kit) -> Verdict {
     let outcome = execution.outcome().await;
     for _ in 0..3 {
         let ran = collect(execution.subscribe()).await?;
-        check!(ran.stdout == pattern(5000), "expected the whole history, saw {} bytes", ran.stdout.len());
+        check!(
+            ran.stdout == pattern(5000),
+            "expected the whole history, saw {} bytes",
+            ran.stdout.len()
+        );
         same!("the outcome", ran.outcome, outcome);
     }
     Ok(())
@@ -106,7 +124,10 @@ async fn slow(kit: Kit) -> Verdict {
     let mut stalled = execution.subscribe();
     let ran = collect(fast).await?.exited(0)?;
     same!("bytes the fast reader saw", ran.stdout.len() as u64, FLOOD);
-    check!(ran.stdout == pattern(FLOOD as usize), "expected the pattern in every byte, saw another");
+    check!(
+        ran.stdout == pattern(FLOOD as usize),
+        "expected the pattern in every byte, saw another"
+    );
     let (mut seen, mut missed) = (0, 0);
     while let Some(event) = stalled.next().await {
         match event {

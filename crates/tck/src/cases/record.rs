@@ -105,9 +105,12 @@ async fn tenants(kit: Kit) -> Verdict {
         kit.run_with(spec, probe(["exit", code])).await?;
     }
     for (tenant, code) in [("one", 1), ("two", 2)] {
-        let filter = stockade_engine::Filter { tenant: Some(tenant.parse()?), ..Default::default() };
-        let jobs = kit.engine().journal().jobs(filter)?.collect::<stockade_core::Result<Vec<_>>>()?;
-        let endings: Vec<_> = jobs.iter().filter_map(recorded).map(|outcome| outcome.ending.clone()).collect();
+        let filter =
+            stockade_engine::Filter { tenant: Some(tenant.parse()?), ..Default::default() };
+        let jobs =
+            kit.engine().journal().jobs(filter)?.collect::<stockade_core::Result<Vec<_>>>()?;
+        let endings: Vec<_> =
+            jobs.iter().filter_map(recorded).map(|outcome| outcome.ending.clone()).collect();
         same!(format!("endings of tenant {tenant}"), endings, vec![Ending::Exited(code)]);
     }
     Ok(())

@@ -104,7 +104,8 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::EphemeralWorkspace => spec.workspace = Workspace::Ephemeral,
         Feature::ReadOnlyWorkspace => spec.read_only = true,
         Feature::ExtraMounts => {
-            spec.mounts = vec![Mount { source: nowhere, target: "/mounted".parse()?, read_only: true }];
+            spec.mounts =
+                vec![Mount { source: nowhere, target: "/mounted".parse()?, read_only: true }];
         }
         Feature::CopyOnWriteRoot => spec.root = RootMode::CopyOnWrite,
         Feature::ChosenUser => spec.user = Some(User { uid: 1234, gid: 1234 }),
@@ -171,7 +172,10 @@ fn named(kit: &Kit, answer: stockade_core::Result<()>, feature: Feature) -> Verd
     let records = kit.engine().journal().records(Filter::default())?;
     for record in records {
         let event = record?.event;
-        check!(matches!(event, Event::Refused { .. }), "expected refusals in the journal only, saw {event:?}");
+        check!(
+            matches!(event, Event::Refused { .. }),
+            "expected refusals in the journal only, saw {event:?}"
+        );
     }
     Ok(())
 }

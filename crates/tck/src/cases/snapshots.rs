@@ -14,7 +14,8 @@ pub(super) const CASES: &[Case] = &[
     case!("a paused sandbox stands still and then goes on", "C-15", pause).needs(&[Feature::Pause]),
     case!("a snapshot of the files brings them back as they were", "C-22", files)
         .needs(&[Feature::FilesSnapshot]),
-    case!("a snapshot holds no secret in its name", "C-41", no_secret).needs(&[Feature::FilesSnapshot]),
+    case!("a snapshot holds no secret in its name", "C-41", no_secret)
+        .needs(&[Feature::FilesSnapshot]),
     case!("a full snapshot brings files back while the program goes on", "C-22", full)
         .needs(&[Feature::FullSnapshot]),
 ];
@@ -57,7 +58,11 @@ async fn files(kit: Kit) -> Verdict {
     room.facts(["write", "kept", "after"]).await?;
     room.facts(["write", "new", "after"]).await?;
     room.sandbox()?.restore(&snapshot).await?;
-    same!("the file that was changed", room.facts(["read", "kept"]).await?["hex"], json!("6265666f7265"));
+    same!(
+        "the file that was changed",
+        room.facts(["read", "kept"]).await?["hex"],
+        json!("6265666f7265")
+    );
     same!("the file that was new", room.facts(["read", "new"]).await?["ok"], json!(false));
     let unknown = room.sandbox()?.restore(&"nosuchsnapshot".parse()?).await;
     check!(unknown.is_err(), "expected an unknown snapshot to be refused, but it was brought back");
@@ -80,7 +85,11 @@ async fn full(kit: Kit) -> Verdict {
     let snapshot = room.sandbox()?.snapshot(SnapshotKind::Full).await?;
     room.facts(["write", "kept", "after"]).await?;
     room.sandbox()?.restore(&snapshot).await?;
-    same!("the file that was changed", room.facts(["read", "kept"]).await?["hex"], json!("6265666f7265"));
+    same!(
+        "the file that was changed",
+        room.facts(["read", "kept"]).await?["hex"],
+        json!("6265666f7265")
+    );
     execution.close().await?;
     same!("the end of what ran all the time", execution.outcome().await.ending, Ending::Cancelled);
     Ok(())

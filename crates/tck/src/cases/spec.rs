@@ -2,7 +2,8 @@
 
 use serde_json::json;
 use stockade_core::{
-    BackendChoice, BackendName, Bytes, Enforcement, ErrorCode, Feature, LimitKind, Mount, SandboxSpec, Span,
+    BackendChoice, BackendName, Bytes, Enforcement, ErrorCode, Feature, LimitKind, Mount,
+    SandboxSpec, Span,
 };
 use stockade_engine::{Event, Filter};
 
@@ -51,7 +52,10 @@ async fn given_up(kit: Kit) -> Verdict {
     let execution = kit.start(spec, probe(["exit", "0"])).await?;
     let outcome = execution.outcome().await;
     let disk = outcome.limits.iter().find(|entry| entry.limit() == LimitKind::Disk);
-    check!(matches!(disk, Some(Enforcement::NotAtAll { .. })), "expected no disk limit, saw {disk:?}");
+    check!(
+        matches!(disk, Some(Enforcement::NotAtAll { .. })),
+        "expected no disk limit, saw {disk:?}"
+    );
     let job = kit.engine().journal().job(execution.job())?;
     let Some(Event::Started { without, .. }) = job.map(|job| job.started.event) else {
         return Err(Stop::failed("expected the record of a start, saw none"));
@@ -98,7 +102,10 @@ async fn wrong_fields(kit: Kit) -> Verdict {
     for field in ["limits.processes", "mounts[0].target", "mounts[2].target"] {
         check!(fields.contains(&field), "expected {field} among the refusals, saw {fields:?}");
     }
-    check!(told.iter().all(|refusal| !refusal.remedy.is_empty()), "expected remedies, saw {told:?}");
+    check!(
+        told.iter().all(|refusal| !refusal.remedy.is_empty()),
+        "expected remedies, saw {told:?}"
+    );
     let nameless = stockade_core::Command::program([""]);
     let refused = kit.engine().run(kit.spec(), nameless).await;
     check!(refused.is_err(), "expected a command without a program to be refused, but it ran");
@@ -131,6 +138,10 @@ async fn explain(kit: Kit) -> Verdict {
     let selection = kit.engine().explain(&kit.spec()).await;
     same!("the backend that would be taken", selection.chosen, Some(kit.backend().name()));
     same!("sandboxes that were asked for", kit.asked_for().len(), 0);
-    same!("records that were written", kit.engine().journal().records(Filter::default())?.count(), 0);
+    same!(
+        "records that were written",
+        kit.engine().journal().records(Filter::default())?.count(),
+        0
+    );
     Ok(())
 }

@@ -21,10 +21,11 @@ pub(super) const CASES: &[Case] = &[
 fn never_started(ran: &Ran) -> Verdict<&StartFailure> {
     let told = serde_json::to_value(&ran.outcome)?;
     same!("the exit code in the JSON form", told["exitCode"], json!(-1));
-    match &ran.outcome.ending {
-        Ending::StartFailed(failure) => Ok(failure),
-        other => Err(Stop::Failed(format!("ending: expected a start failure, saw {other:?}"))),
+    let seen = &ran.outcome.ending;
+    if let Ending::StartFailed(failure) = seen {
+        return Ok(failure);
     }
+    Err(Stop::Failed(format!("ending: expected a start failure, saw {seen:?}")))
 }
 
 async fn not_found(kit: Kit) -> Verdict {
@@ -54,7 +55,10 @@ async fn bad_directory(kit: Kit) -> Verdict {
     command.dir = Some("no-such-directory".parse()?);
     let ran = kit.run_with(kit.spec(), command).await?;
     let failure = never_started(&ran)?;
-    check!(matches!(failure, StartFailure::BadDirectory(_)), "expected bad-directory, saw {failure:?}");
+    check!(
+        matches!(failure, StartFailure::BadDirectory(_)),
+        "expected bad-directory, saw {failure:?}"
+    );
     Ok(())
 }
 
@@ -73,7 +77,11 @@ async fn signals(kit: Kit) -> Verdict {
         let ran = ran.ended(&Ending::Signalled(Signal(number)))?;
         let told = serde_json::to_value(&ran.outcome)?;
         let expected = (json!(Signal(number).name()), json!(-1));
-        same!("signal and exit code in the JSON form", (told["signal"].clone(), told["exitCode"].clone()), expected);
+        same!(
+            "signal and exit code in the JSON form",
+            (told["signal"].clone(), told["exitCode"].clone()),
+            expected
+        );
     }
     Ok(())
 }
@@ -82,7 +90,8 @@ async fn arguments(kit: Kit) -> Verdict {
     let given = ["", " ", "a b", "\"quoted\"", "$HOME", "*", "new\nline", "-x", "--", "é漢", "\\"];
     let verb: Vec<&str> = ["report"].into_iter().chain(given).collect();
     let facts = kit.facts(verb).await?;
-    let seen = facts["arguments"].as_array().map(|all| all.iter().skip(2).cloned().collect::<Vec<_>>());
+    let seen =
+        facts["arguments"].as_array().map(|all| all.iter().skip(2).cloned().collect::<Vec<_>>());
     same!("the arguments", seen, Some(given.map(|text| json!(text)).to_vec()));
     Ok(())
 }
@@ -102,7 +111,11 @@ async fn absolute_path(kit: Kit) -> Verdict {
     room.facts(["write", "here", "text"]).await?;
     let root = stockade_core::WORKSPACE_ROOT;
     let read = room.facts(["read", &format!("{root}/here")]).await?;
-    same!("the workspace's file by its absolute path", read, json!({ "ok": true, "hex": "74657874" }));
+    same!(
+        "the workspace's file by its absolute path",
+        read,
+        json!({ "ok": true, "hex": "74657874" })
+    );
     let etc = kit.outside();
     let listed = room.facts(["list", &etc.to_string_lossy()]).await?;
     check!(listed["ok"] == json!(false), "expected no host directory, saw {listed}");

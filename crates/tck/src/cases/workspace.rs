@@ -13,18 +13,26 @@ pub(super) const CASES: &[Case] = &[
     case!("a local workspace is changed in place", "C-03", local).needs(&[Feature::LocalWorkspace]),
     case!("an ephemeral workspace is empty, and gone with its sandbox", "C-03", ephemeral)
         .needs(&[Feature::EphemeralWorkspace, Feature::FileTransfer]),
-    case!("a read-only workspace cannot be written to from outside either", "C-20", read_only_files)
-        .needs(&[Feature::ReadOnlyWorkspace, Feature::FileTransfer])
-        .isolation(),
+    case!(
+        "a read-only workspace cannot be written to from outside either",
+        "C-20",
+        read_only_files
+    )
+    .needs(&[Feature::ReadOnlyWorkspace, Feature::FileTransfer])
+    .isolation(),
     case!("a read-only workspace cannot be made writable from inside", "C-20", read_only_mounts)
         .needs(&[Feature::ReadOnlyWorkspace, Feature::LocalWorkspace])
         .isolation(),
     case!("a further mount is read-only unless told otherwise", "C-20", mounts)
         .needs(&[Feature::ExtraMounts])
         .isolation(),
-    case!("a copy-on-write root can be written to, and the host never sees it", "C-03", copy_on_write)
-        .needs(&[Feature::CopyOnWriteRoot])
-        .isolation(),
+    case!(
+        "a copy-on-write root can be written to, and the host never sees it",
+        "C-03",
+        copy_on_write
+    )
+    .needs(&[Feature::CopyOnWriteRoot])
+    .isolation(),
     case!("commands run as the user and group that were chosen", "C-03", chosen_user)
         .needs(&[Feature::ChosenUser])
         .isolation(),
@@ -33,7 +41,11 @@ pub(super) const CASES: &[Case] = &[
 async fn local(kit: Kit) -> Verdict {
     std::fs::write(kit.workspace().join("given"), "by the host")?;
     let room = kit.room().await?;
-    same!("the host's file inside", room.facts(["read", "given"]).await?["hex"], json!(hex("by the host")));
+    same!(
+        "the host's file inside",
+        room.facts(["read", "given"]).await?["hex"],
+        json!(hex("by the host"))
+    );
     room.facts(["write", "made", "inside"]).await?;
     let made = std::fs::read_to_string(kit.workspace().join("made"))?;
     same!("the file that was made inside", made, "inside");
@@ -132,7 +144,8 @@ async fn chosen_user(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.user = Some(User { uid: 1234, gid: 2345 });
     let facts = kit.run_with(spec, probe(["report"])).await?.facts()?;
-    let ids = |facts: &serde_json::Value| (facts["ids"]["euid"].clone(), facts["ids"]["egid"].clone());
+    let ids =
+        |facts: &serde_json::Value| (facts["ids"]["euid"].clone(), facts["ids"]["egid"].clone());
     same!("the sandbox's user and group", ids(&facts), (json!(1234), json!(2345)));
     let mut command = probe(["report"]);
     command.user = Some(User { uid: 3456, gid: 4567 });

@@ -194,7 +194,9 @@ impl Kit {
     pub async fn room_with(&self, spec: SandboxSpec) -> Verdict<Room> {
         let id = self.engine().create(spec).await?;
         let room = Room::new(self.clone(), id);
-        if let (true, ProbeForm::Native(bytes)) = (self.carries_the_probe_in(), self.0.subject.probe()) {
+        if let (true, ProbeForm::Native(bytes)) =
+            (self.carries_the_probe_in(), self.0.subject.probe())
+        {
             room.carry_in("probe", bytes).await?;
         }
         Ok(room)

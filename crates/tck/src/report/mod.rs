@@ -122,7 +122,10 @@ pub(crate) fn sample() -> Report {
         boundary: Boundary::None,
         cases: vec![
             case("one case holds", Status::Passed),
-            case("another one, with a name that takes more room than a single line of the table has, does not", failed),
+            case(
+                "another one, with a name that takes more room than a single line of the table has, does not",
+                failed,
+            ),
             case("a third was not checked", Status::Skipped("needs stdin: not offered".into())),
         ],
     }

@@ -6,7 +6,8 @@ const WIDTH: usize = 100;
 const INDENT: &str = "           ";
 
 pub(super) fn table(report: &Report) -> String {
-    let mut lines = vec![format!("{} (boundary: {})", report.subject, report.boundary), String::new()];
+    let mut lines =
+        vec![format!("{} (boundary: {})", report.subject, report.boundary), String::new()];
     for case in &report.cases {
         let (mark, detail) = match &case.status {
             Status::Passed => ("pass", None),
@@ -17,9 +18,12 @@ pub(super) fn table(report: &Report) -> String {
         let mut names = wrap(case.name, WIDTH - INDENT.len() - 9).into_iter();
         let first = names.next().unwrap_or_default();
         let room = WIDTH - INDENT.len() - 8;
-        lines.push(format!("{mark}  {}  {first:<room$}{time:>8}", case.clause).trim_end().to_owned());
+        lines.push(
+            format!("{mark}  {}  {first:<room$}{time:>8}", case.clause).trim_end().to_owned(),
+        );
         lines.extend(names.map(|rest| format!("{INDENT}{rest}")));
-        let detail = detail.map(|detail| wrap(detail, WIDTH - INDENT.len() - 2)).unwrap_or_default();
+        let detail =
+            detail.map(|detail| wrap(detail, WIDTH - INDENT.len() - 2)).unwrap_or_default();
         lines.extend(detail.into_iter().map(|line| format!("{INDENT}  {line}")));
     }
     let Counts { passed, failed, skipped } = report.counts();
@@ -30,8 +34,10 @@ pub(super) fn table(report: &Report) -> String {
 
 /// Breaks text at blanks, and words that are too long anywhere; control characters are shown escaped.
 fn wrap(text: &str, width: usize) -> Vec<String> {
-    let plain: String =
-        text.chars().flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] }).collect();
+    let plain: String = text
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] })
+        .collect();
     let mut lines = vec![String::new()];
     for word in plain.split(' ').flat_map(|word| pieces(word, width)) {
         let last = lines.last().map_or(0, |line| line.chars().count());

@@ -52,7 +52,7 @@ pub(super) fn terminal(guest: &Guest) -> Value {
     let size = guest.terminal();
     json!({
         "ok": true,
-        "terminals": [size.is_some(); 3],
+        "terminals": vec![size.is_some(); 3],
         "rows": size.map(|size| size.rows),
         "cols": size.map(|size| size.cols),
     })

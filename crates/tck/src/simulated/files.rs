@@ -70,9 +70,9 @@ fn stat(guest: &Guest) -> Result<Value, Errno> {
 fn fill(guest: &Guest) -> Value {
     let wanted = usize::try_from(number(guest, 1)).unwrap_or(usize::MAX);
     let failed = write(guest, &vec![0x5a; wanted]).err();
-    let written = guest.resolve(&text(guest, 0)).and_then(|at| {
-        guest.files(|tree| tree.read(&at).map(<[u8]>::len))
-    });
+    let written = guest
+        .resolve(&text(guest, 0))
+        .and_then(|at| guest.files(|tree| tree.read(&at).map(<[u8]>::len)));
     json!({
         "ok": failed.is_none(),
         "bytes": written.unwrap_or(0),
