@@ -3,7 +3,7 @@
 use crate::{Counts, Report, Status};
 
 const WIDTH: usize = 100;
-const INDENT: &str = "           ";
+const INDENT: &str = "            ";
 
 pub(super) fn table(report: &Report) -> String {
     let mut lines =
