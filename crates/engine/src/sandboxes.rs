@@ -30,7 +30,8 @@ pub(crate) struct Order {
 pub(crate) struct Live {
     pub order: Order,
     pub sandbox: Arc<dyn Sandbox>,
-    lease: Mutex<Option<Lease>>,
+    /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
+    lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<Shared>>>,
 }
 
@@ -174,7 +175,7 @@ impl Inner {
             Ok(sandbox) => Ok(Arc::new(Live {
                 order: order.clone(),
                 sandbox,
-                lease: Mutex::new(Some(lease)),
+                lease: tokio::sync::Mutex::new(Some(lease)),
                 executions: Mutex::default(),
             })),
             Err(error) => {
@@ -212,8 +213,9 @@ impl Inner {
         let ended = supervise(process, stdin, &limits, &shared.history, shared.cancelled()).await;
         // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
         let released = if one_shot || !ended.confirmed {
+            let released = self.take_down(&live).await;
             lock(&self.live).remove(&shared.sandbox);
-            self.take_down(&live).await
+            released
         } else {
             Ok(())
         };
@@ -260,11 +262,13 @@ impl Inner {
             let executions: Vec<_> =
                 lock(&live.executions).iter().filter_map(Weak::upgrade).collect();
             executions.iter().for_each(|shared| shared.cancel());
-            let taken_down = self.take_down(&live).await;
+            // What could not be taken down stays known, so that it can be tried again.
+            self.take_down(&live).await?;
+            lock(&self.live).remove(live.sandbox.id());
             for shared in executions {
                 shared.finished().await;
             }
-            taken_down
+            Ok(())
         })
         .await
     }
@@ -272,16 +276,17 @@ impl Inner {
     /// Destroys, checks, records, and only then gives the lease back.
     async fn take_down(&self, live: &Live) -> Result<()> {
         let id = live.sandbox.id();
-        let Some(lease) = lock(&live.lease).take() else {
+        let mut held = live.lease.lock().await;
+        if held.is_none() {
             return Ok(());
-        };
+        }
         let destroyed = self.destroy_within(live.order.backend.as_ref(), id).await;
         let detail = destroyed.as_ref().err().map(|error| error.message().to_owned());
         let event = Event::Destroyed { sandbox: id.clone(), clean: destroyed.is_ok(), detail };
         let recorded = self.record(event).await;
         // Walls that may still stand keep their lease, so that they are reaped later.
         destroyed?;
-        lease.release()?;
+        held.take().map_or(Ok(()), Lease::release)?;
         recorded
     }
 

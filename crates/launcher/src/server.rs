@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{
-    Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, wait, waitpid,
-};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, wait, waitpid};
 
 use crate::error::{Failure, Wall};
 use crate::plan::LaunchPlan;

@@ -189,12 +189,18 @@ fn escape(place: &Path) -> String {
 /// Whether a mount point is the plan's, or of the host's below one that is.
 fn is_expected(expected: &Expected<'_>, deep: &[String], place: &str) -> bool {
     let below = |top: &String| {
-        place.strip_prefix(top.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        place
+            .strip_prefix(top.as_str())
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     expected.mounts.contains(&place) || deep.iter().any(below)
 }
 
-fn root(plan: &LaunchPlan, expected: &Expected<'_>, mounts: &Mounts<'_>) -> Result<String, Failure> {
+fn root(
+    plan: &LaunchPlan,
+    expected: &Expected<'_>,
+    mounts: &Mounts<'_>,
+) -> Result<String, Failure> {
     let deep: Vec<String> = expected.deep.iter().map(|place| escape(place)).collect();
     for (place, _) in &mounts.0 {
         if !is_expected(expected, &deep, place) {
