@@ -2,7 +2,7 @@
 // Shared by `include!`. It must never touch the outer build's target directory: the outer cargo holds
 // its lock while a build script runs.
 
-/// Builds `bin` of `package` with `features` and answers where it lies. `sources` are the directories,
+/// Builds `bin` of `package` with `features` alone and answers where it lies. `sources` are the directories,
 /// from the workspace's root, whose change asks for a new build.
 fn static_bin(
     package: &str,
@@ -22,7 +22,7 @@ fn static_bin(
     let mut cargo = std::process::Command::new(variable("CARGO")?);
     cargo.current_dir(root).args(["build", "--quiet", "--locked", "--profile", "static-bin"]);
     cargo.args(["--package", package, "--bin", bin, "--target", &target]);
-    cargo.arg("--features").arg(features.join(",")).arg("--target-dir").arg(&target_dir);
+    cargo.arg("--no-default-features").arg("--features").arg(features.join(",")).arg("--target-dir").arg(&target_dir);
     // What the outer cargo, clippy or rustdoc set for this script would reach the inner compiler.
     let foreign = |name: &str| {
         let kept = ["CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"];

@@ -2,3 +2,5 @@
 
 #[cfg(feature = "mock")]
 pub mod mock;
+#[cfg(feature = "native")]
+pub mod native;

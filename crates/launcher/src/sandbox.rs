@@ -140,7 +140,12 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     let Ok(workspace) = CString::new(plan.workspace_target.as_os_str().as_bytes()) else {
         return Failure::without_errno(Wall::Agent, "the workspace's name holds a zero byte");
     };
-    let errno = sys::execute(agent.as_fd(), &[c"stockade-agent", c"3", &workspace], &ENVIRONMENT);
+    let Ok(id) = CString::new(plan.id.as_str()) else {
+        return Failure::without_errno(Wall::Agent, "the sandbox's name holds a zero byte");
+    };
+    // The name comes last, where whoever looks for a sandbox on the host finds it.
+    let arguments = [c"stockade-agent", c"3", &workspace, &id];
+    let errno = sys::execute(agent.as_fd(), &arguments, &ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 

@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal,
 use crate::error::{Failure, Wall};
 use crate::plan::LaunchPlan;
 use crate::spawn::{Building, Workshop};
-use crate::wire::{self, AGENT_FD, CONTROL_FD, MESSAGE_LIMIT, Message, Proof, Reply};
 use crate::sys;
+use crate::wire::{self, AGENT_FD, CONTROL_FD, MESSAGE_LIMIT, Message, Proof, Reply};
 
 /// How many sandboxes may be in building at once; further plans wait in the socket.
 const AT_ONCE: usize = 64;
@@ -184,7 +184,8 @@ impl Server {
         let deadline = Instant::now() + EMPTYING;
         let _ = workshop.on_host(|| {
             for directory in directories {
-                while rustix::fs::rmdir(directory) == Err(Errno::BUSY) && Instant::now() < deadline {
+                while rustix::fs::rmdir(directory) == Err(Errno::BUSY) && Instant::now() < deadline
+                {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }

@@ -16,9 +16,14 @@ use crate::protocol::{FromAgent, Hello, MAX_FRAME, VERSION};
 
 /// Makes everything ready and says hello.
 pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
-    let (Some(pipe), Some(root), None) = (args.next(), args.next(), args.next()) else {
+    let (Some(pipe), Some(root)) = (args.next(), args.next()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
+    // The name is for those who look at the host's list of processes; nothing here needs it.
+    let _name = args.next();
+    if args.next().is_some() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let (input, output) = open_pipe(&pipe)?;
     sys::default_signals();
     // Alone in its session, so that no terminal's signals reach it; refused where it already is.

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, MemfdFlags, Uid, memfd_create};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde_json::{Value, json};
-use stockade_launcher::{Launched, LaunchError, LaunchPlan, Launcher, Program, Workspace};
+use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, Program, Workspace};
 
 /// A user that need not have an account.
 pub const ORDINARY: u32 = 54321;

@@ -1,0 +1,225 @@
+//! Control groups: limits and counters for a whole sandbox, and a place to find it by its id.
+//!
+//! Version 2 where it is delegated to us, version 1 where its controllers are writable, else none,
+//! with the reason and the remedy. Only directories named after a sandbox are ever removed.
+
+mod v1;
+mod v2;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stockade_core::{EffectiveLimits, SandboxId, Span};
+use stockade_launcher::Cgroup;
+
+/// The directory that holds the groups of all sandboxes.
+const PARENT: &str = "stockade";
+
+/// What this host lets us use.
+#[derive(Debug, Clone)]
+pub(super) enum Hierarchy {
+    V2(v2::Base),
+    V1(v1::Base),
+    None { reason: String },
+}
+
+/// The group of one sandbox.
+#[derive(Debug, Clone)]
+pub(super) enum Group {
+    V2(PathBuf),
+    V1(v1::Directories),
+}
+
+/// Which limits a hierarchy can hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Controllers {
+    pub memory: bool,
+    pub processes: bool,
+    pub cpu: bool,
+    pub cpu_usage: bool,
+}
+
+impl Hierarchy {
+    /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
+    pub(super) fn detect() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let second = v2::Base::detect(&mounts, &own);
+        if let Ok(base) = &second
+            && base.controllers != Controllers::default()
+        {
+            return Self::V2(base.clone());
+        }
+        match v1::Base::detect(&mounts) {
+            Some(base) => Self::V1(base),
+            None => {
+                Self::None { reason: second.err().unwrap_or_else(|| "no controller is on".into()) }
+            }
+        }
+    }
+
+    pub(super) fn controllers(&self) -> Controllers {
+        match self {
+            Self::V2(base) => base.controllers,
+            Self::V1(base) => base.controllers(),
+            Self::None { .. } => Controllers::default(),
+        }
+    }
+
+    /// The version, for reports.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::V2(_) => "cgroup v2",
+            Self::V1(_) => "cgroup v1",
+            Self::None { .. } => "no cgroup",
+        }
+    }
+
+    /// Makes the group of a sandbox with its limits set.
+    pub(super) fn create(
+        &self,
+        id: &SandboxId,
+        limits: &EffectiveLimits,
+    ) -> io::Result<Option<Group>> {
+        let group = match self {
+            Self::V2(base) => Group::V2(base.create(id, limits)?),
+            Self::V1(base) => Group::V1(base.create(id, limits)?),
+            Self::None { .. } => return Ok(None),
+        };
+        Ok(Some(group))
+    }
+
+    /// The group a sandbox of this id has or had, whoever made it.
+    pub(super) fn find(&self, id: &SandboxId) -> Option<Group> {
+        match self {
+            Self::V2(base) => Some(Group::V2(base.directory(id))),
+            Self::V1(base) => Some(Group::V1(base.directories(id))),
+            Self::None { .. } => None,
+        }
+    }
+
+    /// The ids that have a group.
+    pub(super) fn ids(&self) -> Vec<SandboxId> {
+        let parents = match self {
+            Self::V2(base) => vec![base.parent.clone()],
+            Self::V1(base) => base.parents(),
+            Self::None { .. } => Vec::new(),
+        };
+        let mut ids: Vec<SandboxId> =
+            parents.iter().flat_map(|parent| subdirectories(parent)).collect();
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+}
+
+fn subdirectories(parent: &Path) -> Vec<SandboxId> {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+impl Group {
+    /// How the launcher is told about it.
+    pub(super) fn plan(&self) -> Cgroup {
+        match self {
+            Self::V2(directory) => Cgroup::V2(directory.clone()),
+            Self::V1(directories) => Cgroup::V1(directories.all()),
+        }
+    }
+
+    /// Processor time used by everything that was ever in it.
+    pub(super) fn cpu_time(&self) -> Option<Span> {
+        match self {
+            Self::V2(directory) => v2::cpu_time(directory),
+            Self::V1(directories) => directories.cpu_time(),
+        }
+        .map(Span::from)
+    }
+
+    /// The highest memory so far.
+    pub(super) fn peak_memory(&self) -> Option<u64> {
+        match self {
+            Self::V2(directory) => number(&directory.join("memory.peak")),
+            Self::V1(directories) => {
+                number(&directories.memory.as_ref()?.join("memory.max_usage_in_bytes"))
+            }
+        }
+    }
+
+    /// How many processes the kernel has killed for want of memory.
+    pub(super) fn oom_kills(&self) -> u64 {
+        let events = match self {
+            Self::V2(directory) => Some(directory.join("memory.events")),
+            Self::V1(directories) => {
+                directories.memory.as_ref().map(|directory| directory.join("memory.oom_control"))
+            }
+        };
+        events.and_then(|file| keyed(&file, "oom_kill")).unwrap_or(0)
+    }
+
+    /// The processes in it, as the host numbers them.
+    pub(super) fn processes(&self) -> Vec<i32> {
+        let text = |directory: &Path| {
+            fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default()
+        };
+        let pids =
+            |text: String| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>();
+        self.all().iter().flat_map(|directory| pids(text(directory))).collect()
+    }
+
+    /// Removes it. The kernel refuses while anything is in it, so success is proof that nothing is.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for directory in self.all() {
+            match fs::remove_dir(&directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Vec<PathBuf> {
+        match self {
+            Self::V2(directory) => vec![directory.clone()],
+            Self::V1(directories) => directories.all(),
+        }
+    }
+}
+
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// A value from a file of `key value` lines.
+fn keyed(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
+    line.trim().parse().ok()
+}
+
+fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
+
+/// The mount point of a hierarchy: the one whose file system and options fit.
+fn mount_point(mounts: &str, fits: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next()?, right.nth(1)?);
+        let point = left.split(' ').nth(4)?;
+        // A mount of only a part of the hierarchy does not show the groups we would look for.
+        fits(kind, options).then(|| PathBuf::from(point))
+    })
+}
+
+/// Makes a directory; one that is there already serves as well.
+fn make(directory: &Path) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,111 @@
+//! The unified hierarchy. Root uses a directory of its own at the top; anybody else needs the group
+//! they are in to be delegated to them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stockade_core::{EffectiveLimits, SandboxId};
+
+use super::super::plan::OWN_PROCESSES;
+use super::{Controllers, PARENT, keyed, make, micros, mount_point};
+
+/// Where sandboxes' groups are made.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Base {
+    pub(super) parent: PathBuf,
+    pub(super) controllers: Controllers,
+}
+
+/// The period over which the share of processor time is measured out.
+const PERIOD_US: u64 = 100_000;
+
+impl Base {
+    pub(super) fn detect(mounts: &str, own: &str) -> Result<Self, String> {
+        let top =
+            mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+        let inside = top.join(own.trim_start_matches('/'));
+        let tried = [top.clone(), inside.clone()];
+        let failures: Vec<String> =
+            match tried.iter().map(|place| Self::at(place)).find(Result::is_ok) {
+                Some(Ok(base)) => return Ok(base),
+                _ => tried
+                    .iter()
+                    .filter_map(|place| Self::at(place).err().map(|e| e.to_string()))
+                    .collect(),
+            };
+        Err(format!("no cgroup v2 directory is delegated to this user ({})", failures.join("; ")))
+    }
+
+    /// Makes the parent and switches on what is there.
+    fn at(place: &Path) -> io::Result<Self> {
+        let parent = place.join(PARENT);
+        make(&parent)?;
+        enable(place)?;
+        enable(&parent)?;
+        let on = fs::read_to_string(parent.join("cgroup.subtree_control"))?;
+        let has = |name| on.split_whitespace().any(|controller| controller == name);
+        let controllers = Controllers {
+            memory: has("memory"),
+            processes: has("pids"),
+            cpu: has("cpu"),
+            // Counted by the kernel in every group, whatever is switched on.
+            cpu_usage: true,
+        };
+        if !(controllers.memory || controllers.processes || controllers.cpu) {
+            return Err(io::Error::other(format!("no controller is on in {}", parent.display())));
+        }
+        Ok(Self { parent, controllers })
+    }
+
+    pub(super) fn directory(&self, id: &SandboxId) -> PathBuf {
+        self.parent.join(id.as_str())
+    }
+
+    pub(super) fn create(&self, id: &SandboxId, limits: &EffectiveLimits) -> io::Result<PathBuf> {
+        let directory = self.directory(id);
+        fs::create_dir(&directory)?;
+        let set = self.limit(&directory, limits);
+        if set.is_err() {
+            let _ = fs::remove_dir(&directory);
+        }
+        set.map(|()| directory)
+    }
+
+    fn limit(&self, directory: &Path, limits: &EffectiveLimits) -> io::Result<()> {
+        let write = |file: &str, value: String| fs::write(directory.join(file), value);
+        if let (Some(memory), true) = (limits.memory, self.controllers.memory) {
+            write("memory.max", memory.0.to_string())?;
+            // Without this the limit would only move the excess to the disk. Absent without swap.
+            let _ = write("memory.swap.max", "0".into());
+        }
+        if let (Some(processes), true) = (limits.processes, self.controllers.processes) {
+            write("pids.max", (u64::from(processes) + OWN_PROCESSES).to_string())?;
+        }
+        if let (Some(rate), true) = (limits.cpu_rate, self.controllers.cpu) {
+            let quota = u64::from(rate.0) * PERIOD_US / 1000;
+            write("cpu.max", format!("{} {PERIOD_US}", quota.max(1000)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Switches on for the children what this directory has. A group that holds processes cannot.
+fn enable(directory: &Path) -> io::Result<()> {
+    let available = fs::read_to_string(directory.join("cgroup.controllers"))?;
+    let file = directory.join("cgroup.subtree_control");
+    let on = fs::read_to_string(&file)?;
+    for controller in ["memory", "pids", "cpu"] {
+        let has = |list: &str| list.split_whitespace().any(|name| name == controller);
+        if has(&available) && !has(&on) {
+            fs::write(&file, format!("+{controller}"))?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn cpu_time(directory: &Path) -> Option<Duration> {
+    keyed(&directory.join("cpu.stat"), "usage_usec").map(micros)
+}

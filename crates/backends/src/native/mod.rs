@@ -1,0 +1,199 @@
+//! The default that works on any Linux machine with nothing installed and no root: namespaces,
+//! a root of its own, seccomp, Landlock, control groups. `docs/backends/native.md` walks the list.
+//!
+//! This module decides nothing about walls: the launcher builds them and reads them back.
+
+mod cgroup;
+mod embed;
+mod find;
+mod plan;
+mod probe;
+mod ready;
+mod running;
+mod sandbox;
+mod tally;
+mod watch;
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
+    Workspace,
+};
+use stockade_launcher::{LaunchError, Launched, Launcher, Pending, Program};
+
+use cgroup::{Group, Hierarchy};
+use running::Running;
+use sandbox::NativeSandbox;
+
+/// The native backend's name.
+pub const NAME: BackendName = BackendName::literal("native");
+
+/// How long the agent may take to say its first word.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The native backend. Its launcher is started with the first sandbox and ends with this value, and
+/// with it every sandbox it has launched.
+#[derive(Default)]
+pub struct Native {
+    launcher: OnceLock<Launcher>,
+    starting: Mutex<()>,
+    hierarchy: OnceLock<Hierarchy>,
+    running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Native {
+    /// A backend that has not touched anything yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn hierarchy(&self) -> &Hierarchy {
+        self.hierarchy.get_or_init(Hierarchy::detect)
+    }
+
+    fn launcher(&self) -> Result<&Launcher> {
+        let _one_at_a_time = lock(&self.starting);
+        if let Some(launcher) = self.launcher.get() {
+            return Ok(launcher);
+        }
+        let start = || {
+            let agent = embed::sealed("stockade-agent", embed::AGENT)?;
+            let program = embed::sealed("stockade-launcher", embed::LAUNCHER)?;
+            Launcher::start(&Program::Fd(program.as_fd()), agent.as_fd())
+        };
+        let started = start().map_err(|error| {
+            let message = "the launcher cannot be started";
+            Error::new(ErrorCode::Unavailable, "create", message).backend(NAME).source(error)
+        })?;
+        Ok(self.launcher.get_or_init(|| started))
+    }
+
+    /// Has the walls built and waits for the proof.
+    async fn launch(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        group: Option<&Group>,
+        pipe: OwnedFd,
+    ) -> Result<Launched> {
+        let mut plan = plan::plan(id, admitted)?;
+        plan.cgroup = group.map(Group::plan);
+        let pending = self.launcher()?.begin(&plan, pipe).map_err(not_launched)?;
+        answer(pending).await
+    }
+
+    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
+        let limits = *admitted.limits();
+        let group = self.hierarchy().create(id, &limits).map_err(|error| {
+            let message = "its control group cannot be made";
+            Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error)
+        })?;
+        let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
+        let launched = self.launch(id, admitted, group.as_ref(), theirs.into()).await?;
+        let first = (launched.pid.cast_signed(), launched.pidfd);
+        let running = Arc::new(Running::new(id.clone(), first, group, limits, written(admitted)));
+        lock(&self.running).insert(id.clone(), Arc::clone(&running));
+        ours.set_nonblocking(true).map_err(no_pipe)?;
+        let ours = tokio::net::UnixStream::from_std(ours).map_err(no_pipe)?;
+        let client = AgentClient::connect(ours, HELLO_DEADLINE).await?;
+        Ok(NativeSandbox { running, client })
+    }
+
+    /// Ends what is there of a sandbox that this value did not make.
+    async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
+        let agents = find::agents().into_iter().filter(|(_, of)| of == id);
+        for (pid, _) in agents {
+            if let Some(pidfd) =
+                find::kill_if(pid, |pid| find::sandbox_of(pid).as_ref() == Some(id))
+            {
+                let _ = tokio::time::timeout(HELLO_DEADLINE, running::ended(&pidfd)).await;
+            }
+        }
+        match self.hierarchy().find(id) {
+            Some(group) => running::remove(id, &group).await,
+            None => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for Native {
+    fn name(&self) -> BackendName {
+        NAME
+    }
+
+    async fn probe(&self) -> Capabilities {
+        probe::measure(self).await
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        match self.build(id, admitted).await {
+            Ok(sandbox) => Ok(Arc::new(sandbox)),
+            Err(error) => {
+                self.destroy(id).await?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        let agents = find::agents().into_iter().map(|(_, id)| id);
+        let ids: BTreeSet<_> = agents.chain(self.hierarchy().ids()).collect();
+        Ok(ids.into_iter().collect())
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let running = lock(&self.running).get(id).cloned();
+        match running {
+            Some(running) => {
+                running.end().await?;
+                lock(&self.running).remove(id);
+                Ok(())
+            }
+            None => self.end_foreign(id).await,
+        }
+    }
+}
+
+/// The host directory that is written to, if any.
+fn written(admitted: &Admitted) -> Option<std::path::PathBuf> {
+    match &admitted.spec().workspace {
+        Workspace::Local(path) if !admitted.spec().read_only => Some(path.as_path().to_owned()),
+        Workspace::Local(_) | Workspace::Ephemeral => None,
+    }
+}
+
+async fn answer(pending: Pending) -> Result<Launched> {
+    ready::readable(&pending).await.map_err(no_pipe)?;
+    pending.finish().map_err(not_launched)
+}
+
+fn no_pipe(error: std::io::Error) -> Error {
+    Error::new(ErrorCode::System, "create", "the pipe to the sandbox failed")
+        .backend(NAME)
+        .source(error)
+}
+
+fn not_launched(error: LaunchError) -> Error {
+    let failed =
+        |message: String| Error::new(ErrorCode::WallMissing, "create", message).backend(NAME);
+    let LaunchError::Failed(failure) = error else {
+        return failed(error.to_string()).source(error);
+    };
+    let told = failed(failure.to_string());
+    match failure.remedy {
+        Some(remedy) => told.remedy(remedy),
+        None => told,
+    }
+}

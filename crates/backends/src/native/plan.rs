@@ -1,0 +1,100 @@
+//! From an admitted spec to the launcher's plan. Pure but for one thing: host paths are resolved here,
+//! so that what the launcher opens is what the caller meant and no link is followed later.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stockade_core::{
+    Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Image, Network, Result, RootMode,
+    SandboxId, User, WORKSPACE_ROOT, Workspace,
+};
+use stockade_launcher as launcher;
+
+use super::NAME;
+
+/// Whom commands run as when the caller does not say.
+const SOMEBODY: User = User { uid: 1000, gid: 1000 };
+
+/// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
+const MOST_SCRATCH: u64 = 1 << 30;
+
+/// The agent and the keeper of an execution: not the guest's.
+pub(super) const OWN_PROCESSES: u64 = 2;
+
+pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::LaunchPlan> {
+    let spec = admitted.spec();
+    let limits = admitted.limits();
+    let user = spec.user.unwrap_or(SOMEBODY);
+    let scratch = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
+    let mounts = spec.mounts.iter().map(|mount| {
+        Ok(launcher::Mount {
+            source: resolve("mounts", &mount.source)?,
+            target: PathBuf::from(mount.target.as_str()),
+            read_only: mount.read_only,
+        })
+    });
+    Ok(launcher::LaunchPlan {
+        id: id.to_string(),
+        hostname: "sandbox".into(),
+        root: root(&spec.image)?,
+        copy_on_write: (spec.root == RootMode::CopyOnWrite).then_some(scratch),
+        workspace: workspace(&spec.workspace, scratch)?,
+        read_only: spec.read_only,
+        workspace_target: WORKSPACE_ROOT.into(),
+        mounts: mounts.collect::<Result<_>>()?,
+        uid: user.uid,
+        gid: user.gid,
+        network: match spec.network {
+            Network::Loopback => launcher::Network::Loopback,
+            // Egress is not admitted on this backend.
+            Network::None | Network::Egress(_) => launcher::Network::None,
+        },
+        tmp_bytes: scratch,
+        rlimits: rlimits(limits),
+        ..launcher::LaunchPlan::default()
+    })
+}
+
+fn root(image: &Image) -> Result<launcher::Root> {
+    match image {
+        Image::Directory(path) => resolve("image", path).map(launcher::Root::Directory),
+        // The other kinds are not admitted on this backend.
+        Image::Host | Image::Oci(_) | Image::Wasm(_) => Ok(launcher::Root::Host),
+    }
+}
+
+fn workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
+    match workspace {
+        Workspace::Ephemeral => Ok(launcher::Workspace::Ephemeral { bytes }),
+        Workspace::Local(path) => {
+            let path = resolve("workspace", path)?;
+            if !path.is_dir() {
+                return Err(unusable("workspace", &path, "is not a directory"));
+            }
+            Ok(launcher::Workspace::Local { path })
+        }
+    }
+}
+
+fn resolve(field: &'static str, path: &HostPath) -> Result<PathBuf> {
+    fs::canonicalize(path.as_path())
+        .map_err(|error| unusable(field, path.as_path(), "cannot be used").source(error))
+}
+
+fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
+    let message = format!("{field}: `{}` {what}", path.display());
+    Error::new(ErrorCode::Invalid, "create", message)
+        .backend(NAME)
+        .remedy("name a directory that exists and that you may read")
+}
+
+/// What each single process is held to, whatever the groups do.
+fn rlimits(limits: &EffectiveLimits) -> launcher::Rlimits {
+    launcher::Rlimits {
+        nofile: limits.open_files.map(u64::from),
+        nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
+        fsize: limits.disk.map(|disk| disk.0),
+        data: limits.memory.map(|memory| memory.0),
+        ..launcher::Rlimits::default()
+    }
+}

@@ -1,0 +1,171 @@
+//! Holds a sandbox to the limits no single mechanism enforces: counts from outside, and ends what goes
+//! beyond. Also says, at an exit, which limit it was (C-16).
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_core::{
+    Bytes, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent, ProcessEvents, Signal, Span,
+};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep};
+
+use super::cgroup::Group;
+use super::running::Running;
+use super::tally;
+
+/// How often counters are read where the kernel enforces memory itself.
+const RELAXED: Duration = Duration::from_millis(50);
+/// How often where nothing but this watches memory.
+const CLOSE: Duration = Duration::from_millis(10);
+/// How often files are added up, at the most.
+const DISK: Duration = Duration::from_millis(250);
+
+const SIGXCPU: Signal = Signal(24);
+const SIGXFSZ: Signal = Signal(25);
+
+/// The events of one execution, with limits named at the exit.
+pub(super) struct Watched {
+    inner: Box<dyn ProcessEvents>,
+    running: Arc<Running>,
+    cpu_before: Span,
+    ooms_before: u64,
+    watch: AbortHandle,
+}
+
+impl Watched {
+    pub(super) fn new(
+        inner: Box<dyn ProcessEvents>,
+        running: &Arc<Running>,
+        control: &Arc<dyn ProcessControl>,
+        cpu_time: Option<Span>,
+    ) -> Self {
+        let cpu_before =
+            running.group.as_ref().and_then(Group::cpu_time).unwrap_or(Span::millis(0));
+        let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), cpu_time));
+        Self {
+            inner,
+            running: Arc::clone(running),
+            cpu_before,
+            ooms_before: running.oom_kills(),
+            watch: watch.abort_handle(),
+        }
+    }
+
+    fn judge(&self, exit: Exit) -> Exit {
+        let limit = self.running.breached().or_else(|| self.limit_of(&exit.status));
+        let status = limit.map_or(exit.status, ExitStatus::LimitExceeded);
+        let group = self.running.group.as_ref();
+        let counted = group
+            .and_then(Group::cpu_time)
+            .map(|now| Span::millis(now.as_millis().saturating_sub(self.cpu_before.as_millis())));
+        Exit {
+            status,
+            cpu_time: counted.or(exit.cpu_time),
+            peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),
+        }
+    }
+
+    fn limit_of(&self, status: &ExitStatus) -> Option<LimitKind> {
+        let out_of_memory = || self.running.oom_kills() > self.ooms_before;
+        match status {
+            ExitStatus::Signalled(signal) if *signal == SIGXCPU => Some(LimitKind::CpuTime),
+            ExitStatus::Signalled(signal) if *signal == SIGXFSZ => Some(LimitKind::Disk),
+            ExitStatus::Signalled(Signal::KILL) | ExitStatus::Lost(_) if out_of_memory() => {
+                Some(LimitKind::Memory)
+            }
+            ExitStatus::Signalled(_)
+            | ExitStatus::Lost(_)
+            | ExitStatus::Exited(_)
+            | ExitStatus::StartFailed(_)
+            | ExitStatus::LimitExceeded(_) => None,
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+#[async_trait]
+impl ProcessEvents for Watched {
+    async fn next(&mut self) -> Option<ProcessEvent> {
+        match self.inner.next().await {
+            Some(ProcessEvent::Exit(exit)) => {
+                self.watch.abort();
+                Some(ProcessEvent::Exit(self.judge(exit)))
+            }
+            other => other,
+        }
+    }
+}
+
+/// Counts until the execution ends, or until a limit is exceeded.
+async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Option<Span>) {
+    let before = running.upgrade().map_or(0, |running| running.cpu_time().as_millis());
+    let cpu = cpu.map(|most| Span::millis(before.saturating_add(most.as_millis())));
+    let mut disk = DiskWatch::default();
+    loop {
+        let Some(pace) = running.upgrade().map(|running| pace(&running)) else {
+            return;
+        };
+        sleep(pace).await;
+        let Some(running) = running.upgrade() else {
+            return;
+        };
+        let over = match exceeded(&running, cpu) {
+            Some(limit) => Some(limit),
+            None => disk.exceeded(&running).await,
+        };
+        if let Some(limit) = over {
+            running.breach(limit);
+            // Whether that was enough is seen at the next round; then everything goes.
+            if control.kill().await.is_err() || exceeded(&running, None).is_some() {
+                running.kill();
+            }
+            return;
+        }
+    }
+}
+
+/// Whether the kernel itself holds the sandbox to its memory.
+fn memory_is_held(running: &Running) -> bool {
+    running.group.as_ref().is_some_and(|group| group.peak_memory().is_some())
+}
+
+fn pace(running: &Running) -> Duration {
+    if memory_is_held(running) || running.limits.memory.is_none() { RELAXED } else { CLOSE }
+}
+
+fn exceeded(running: &Running, cpu: Option<Span>) -> Option<LimitKind> {
+    if cpu.is_some_and(|most| running.cpu_time() > most) {
+        return Some(LimitKind::CpuTime);
+    }
+    let most = running.limits.memory.filter(|_| !memory_is_held(running))?;
+    (tally::below(running.pid).memory > most.0).then_some(LimitKind::Memory)
+}
+
+/// Adds up what is written to the workspace, from the first look on.
+#[derive(Default)]
+struct DiskWatch {
+    before: Option<u64>,
+    next: Option<Instant>,
+}
+
+impl DiskWatch {
+    async fn exceeded(&mut self, running: &Running) -> Option<LimitKind> {
+        let (root, most) = (running.written.clone()?, running.limits.disk?);
+        if self.next.is_some_and(|next| Instant::now() < next) {
+            return None;
+        }
+        let started = Instant::now();
+        let used = tokio::task::spawn_blocking(move || tally::disk(&root)).await.ok()?;
+        // A large tree is looked at seldom, so that looking never takes more than a tenth of the time.
+        self.next = Some(Instant::now() + DISK.max(started.elapsed() * 10));
+        let before = *self.before.get_or_insert(used);
+        (used.saturating_sub(before) > most.0).then_some(LimitKind::Disk)
+    }
+}
