@@ -2,6 +2,7 @@
 //! of its own, so that a caller who gives up half-way leaves nothing behind (C-32).
 
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use stockade_core::{
     Admitted, Backend, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process, Result,
@@ -18,6 +19,9 @@ use crate::supervise::{Ended, supervise};
 
 /// The programs a clean environment finds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// How long the commands of a sandbox may take to end before its walls come down.
+const END_GRACE: Duration = Duration::from_secs(6);
 
 /// An admitted spec and the backend that will honour it.
 #[derive(Clone)]
@@ -260,9 +264,18 @@ impl Inner {
             let executions: Vec<_> =
                 lock(&live.executions).iter().filter_map(Weak::upgrade).collect();
             executions.iter().for_each(|shared| shared.cancel());
+            let all_ended = async {
+                for shared in &executions {
+                    shared.finished().await;
+                }
+            };
+            // What cannot be ended by itself in time ends with the walls.
+            let in_time = tokio::time::timeout(END_GRACE, all_ended).await.is_ok();
             let taken_down = self.take_down(&live).await;
-            for shared in executions {
-                shared.finished().await;
+            if !in_time {
+                for shared in &executions {
+                    shared.finished().await;
+                }
             }
             taken_down
         })
