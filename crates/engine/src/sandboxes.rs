@@ -2,6 +2,7 @@
 //! of its own, so that a caller who gives up half-way leaves nothing behind (C-32).
 
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use stockade_core::{
     Admitted, Backend, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process, Result,
@@ -18,6 +19,9 @@ use crate::supervise::{Ended, supervise};
 
 /// The programs a clean environment finds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// How long the commands of a sandbox may take to end before its walls come down.
+const END_GRACE: Duration = Duration::from_secs(6);
 
 /// An admitted spec and the backend that will honour it.
 #[derive(Clone)]
@@ -262,12 +266,12 @@ impl Inner {
             let executions: Vec<_> =
                 lock(&live.executions).iter().filter_map(Weak::upgrade).collect();
             executions.iter().for_each(|shared| shared.cancel());
+            // What cannot be ended by itself in time ends with the walls.
+            let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
             // What could not be taken down stays known, so that it can be tried again.
             self.take_down(&live).await?;
             lock(&self.live).remove(live.sandbox.id());
-            for shared in executions {
-                shared.finished().await;
-            }
+            all_finished(&executions).await;
             Ok(())
         })
         .await
@@ -345,6 +349,12 @@ fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
     Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
         .backend(backend.name())
         .remedy("see whether what it relies on is alive: `stockade detect`")
+}
+
+async fn all_finished(executions: &[Arc<Shared>]) {
+    for shared in executions {
+        shared.finished().await;
+    }
 }
 
 /// Runs to the end even if the caller does not wait for it.
