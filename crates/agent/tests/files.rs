@@ -1,4 +1,5 @@
 //! File operations under a real agent.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What helps tests is part of them.
 
 mod common;
 

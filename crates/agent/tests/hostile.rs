@@ -1,4 +1,5 @@
 //! Both halves against a peer that does not keep to the protocol.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What helps tests is part of them.
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The encoding: what is put in comes out, and nothing else does.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What helps tests is part of them.
 
 use proptest::prelude::*;
 use stockade_agent::protocol::{

@@ -28,6 +28,27 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
+/// Room for what a new process does before it becomes another program.
+const STACK: usize = 256 * 1024;
+
+/// Runs `body` in a new process that shares this one's memory, while this one is suspended until the
+/// new one has become another program or ended. Nothing is copied, so it is faster than [`fork`], and
+/// what `body` wrote is seen afterwards.
+pub fn fork_and_wait(mut body: &mut dyn FnMut()) -> io::Result<i32> {
+    extern "C" fn run(body: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: it points to the caller's reference, and the caller is suspended.
+        let body = unsafe { &mut *body.cast::<&mut dyn FnMut()>() };
+        body();
+        exit_now(127)
+    }
+    let mut stack = vec![0u128; STACK / size_of::<u128>()];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let body = (&raw mut body).cast();
+    // SAFETY: the stack is aligned, and alive until the call returns, when the new process has left
+    // it; there is one thread, and it is suspended, so nobody else uses the memory meanwhile.
+    check(unsafe { libc::clone(run, stack.as_mut_ptr_range().end.cast(), flags, body) })
+}
+
 /// Ends this process at once, without running what the parent registered for its own end.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: has no preconditions.

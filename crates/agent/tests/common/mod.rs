@@ -30,9 +30,20 @@ pub struct Agent {
 impl Agent {
     /// Starts one, and returns the other end of its pipe.
     pub fn start() -> (Self, UnixStream) {
+        Self::start_by(&mut std::process::Command::new(AGENT))
+    }
+
+    /// Starts one as the first process of a pid namespace.
+    pub fn start_as_init() -> (Self, UnixStream) {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--mount-proc", "--fork"]);
+        Self::start_by(command.args(["--kill-child", AGENT]))
+    }
+
+    fn start_by(command: &mut std::process::Command) -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let workspace = tempfile::tempdir().unwrap();
-        let child = std::process::Command::new(env!("CARGO_BIN_EXE_stockade-agent"))
+        let child = command
             .arg("0")
             .arg(workspace.path())
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -69,9 +80,15 @@ impl Drop for Agent {
     }
 }
 
+const AGENT: &str = env!("CARGO_BIN_EXE_stockade-agent");
+
 /// An agent with a client connected to it.
 pub async fn connected() -> (Agent, AgentClient) {
-    let (agent, socket) = Agent::start();
+    connect(Agent::start()).await
+}
+
+/// The same with what was started some other way.
+pub async fn connect((agent, socket): (Agent, UnixStream)) -> (Agent, AgentClient) {
     socket.set_nonblocking(true).unwrap();
     let socket = tokio::net::UnixStream::from_std(socket).unwrap();
     let client = AgentClient::connect(socket, Duration::from_secs(10)).await.unwrap();
