@@ -125,6 +125,16 @@ impl Native {
     }
 }
 
+impl Drop for Native {
+    fn drop(&mut self) {
+        // The launcher first: it ends what it launched and removes its groups.
+        drop(self.launcher.take());
+        if let Some(hierarchy) = self.hierarchy.get() {
+            hierarchy.tidy();
+        }
+    }
+}
+
 #[async_trait]
 impl Backend for Native {
     fn name(&self) -> BackendName {
