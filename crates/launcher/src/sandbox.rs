@@ -17,7 +17,7 @@ use crate::template::Template;
 use crate::walls::proc::Mask;
 use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
-    caps, cgroup, fds, identity, landlock, net, parent, proc, rlimits, root, scratch, sources, uts,
+    caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
 use crate::wire::Proof;
 use crate::{sys, walls};
@@ -62,7 +62,8 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
     sys::exit_now(1)
 }
 
-/// The outer walls: what the sandbox is made of. The namespaces are there from birth.
+/// The outer walls: what the sandbox is made of. The namespaces, the network's among them, are there
+/// from birth.
 fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     // First the limits on what building itself may use.
     cgroup::join(b.membership)?;
@@ -71,7 +72,6 @@ fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     // After the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
     uts::set(&b.plan.hostname)?;
-    net::set_up(b.plan.network)?;
     // While the capabilities last.
     mount_all(b)
 }

@@ -68,6 +68,7 @@ struct Server {
 /// What one round of waiting found.
 #[derive(Default)]
 struct Ready {
+    something: bool,
     control: bool,
     reports: Vec<usize>,
     abandoned: Vec<usize>,
@@ -76,7 +77,7 @@ struct Ready {
 impl Server {
     fn run(&mut self) {
         loop {
-            let Ok(ready) = self.wait() else { return };
+            let Ok(ready) = self.next() else { return };
             self.reap();
             self.progress(&ready);
             if ready.control && !self.accept() {
@@ -85,8 +86,26 @@ impl Server {
         }
     }
 
+    /// What there is to do; and while there is nothing, what can be done ahead.
+    fn next(&mut self) -> Result<Ready, Errno> {
+        let idle = self.pending.is_empty();
+        if let Ok(workshop) = &self.workshop
+            && idle
+            && !workshop.is_prepared()
+        {
+            let ready = self.wait(Some(Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+            if ready.something {
+                return Ok(ready);
+            }
+            if let Ok(workshop) = &mut self.workshop {
+                workshop.prepare();
+            }
+        }
+        self.wait(self.timeout())
+    }
+
     /// Waits for the owner, for a report, for an owner that gave up, or for a child's end.
-    fn wait(&self) -> Result<Ready, Errno> {
+    fn wait(&self, timeout: Option<Timespec>) -> Result<Ready, Errno> {
         let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
         let room = self.pending.len() < AT_ONCE;
         let wanted = if room { PollFlags::IN } else { PollFlags::empty() };
@@ -95,7 +114,7 @@ impl Server {
             watched.push(PollFd::new(&launch.building.report, PollFlags::IN));
             watched.push(PollFd::new(&launch.reply, PollFlags::empty()));
         }
-        match poll(&mut watched, self.timeout().as_ref()) {
+        match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
@@ -197,7 +216,11 @@ impl Server {
 
 impl Ready {
     fn from(found: &[bool]) -> Ready {
-        let mut ready = Ready { control: found.get(1) == Some(&true), ..Ready::default() };
+        let mut ready = Ready {
+            something: found.contains(&true),
+            control: found.get(1) == Some(&true),
+            ..Ready::default()
+        };
         for (index, pair) in found.get(2..).unwrap_or_default().chunks(2).enumerate() {
             ready.reports.extend((pair.first() == Some(&true)).then_some(index));
             ready.abandoned.extend((pair.get(1) == Some(&true)).then_some(index));

@@ -18,6 +18,7 @@ use crate::plan::LaunchPlan;
 use crate::sandbox::{Blueprint, enter};
 use crate::sys::{self, Cloned};
 use crate::template::Templates;
+use crate::walls::net::Spare;
 use crate::walls::proc::{Mask, masks};
 use crate::walls::{cgroup, identity};
 use crate::{seal, seccomp, walls};
@@ -29,6 +30,7 @@ pub(crate) struct Workshop {
     masks: Vec<Mask>,
     filter: Vec<libc::sock_filter>,
     landlock: Option<u32>,
+    network: Spare,
     itself: OwnedFd,
     agent: OwnedFd,
 }
@@ -52,7 +54,18 @@ impl Workshop {
         let filter = seccomp::program();
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
         let templates = Templates::default();
-        Ok(Workshop { ground, templates, masks: masks(), filter, landlock, itself, agent })
+        let (masks, network) = (masks(), Spare::default());
+        Ok(Workshop { ground, templates, masks, filter, landlock, network, itself, agent })
+    }
+
+    /// Does ahead of time what the next launch would otherwise have to wait for.
+    pub(crate) fn prepare(&mut self) {
+        self.network.prepare();
+    }
+
+    /// Whether nothing more can be done ahead of time.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.network.is_ready()
     }
 
     /// Starts building one sandbox around the agent that will hold `pipe`.
@@ -61,6 +74,7 @@ impl Workshop {
         let landlock = self.second_wall(plan)?;
         let (sources, membership) = self.open_sources(plan)?;
         let template = self.templates.get(&self.ground, plan, &sources.mounts)?;
+        self.network.take(plan.network)?;
         let (report, report_end) = pipe_with(PipeFlags::CLOEXEC).at(Wall::Request, "a pipe")?;
         let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
         let blueprint = Blueprint {
@@ -151,12 +165,12 @@ fn clone_child(blueprint: &Blueprint<'_>, ground: &Ground) -> Result<(Pid, Owned
     }
 }
 
-/// Every namespace but the cgroup one, which is made after the groups were joined.
+/// Every namespace but two: the network's, in which the launcher stands already, and the cgroup one,
+/// which is made after the groups were joined.
 fn namespaces(ground: &Ground) -> u64 {
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
         | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS;
     let time = match ground.namespaces.iter().any(|(name, _)| *name == "time") {

@@ -52,6 +52,19 @@ fn no_namespace_is_shared_with_the_host() {
 }
 
 #[test]
+fn no_namespace_is_shared_between_sandboxes() {
+    for_each_owner(|_, launcher| {
+        let mut sandboxes = [0; 4].map(|_| launch(launcher, &plan()));
+        for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"] {
+            let path = format!("/proc/self/ns/{kind}");
+            let of = |inside: &mut common::Inside| inside.ask(json!({ "link": path })).to_string();
+            let different: std::collections::BTreeSet<_> = sandboxes.iter_mut().map(of).collect();
+            assert_eq!(different.len(), sandboxes.len(), "{kind}");
+        }
+    });
+}
+
+#[test]
 fn homes_state_and_secrets_of_the_host_are_absent() {
     for_each_owner(|_, launcher| {
         let mut inside = launch(launcher, &plan());
