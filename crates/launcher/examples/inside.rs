@@ -72,9 +72,8 @@ fn run(argument: &Value) -> Value {
 fn call(argument: &Value) -> Value {
     let word = |index: usize| argument.get(index).and_then(Value::as_i64).unwrap_or(0);
     // SAFETY: the tests pass numbers only: no call that they make can reach this process's memory.
-    let ret = unsafe {
-        libc::syscall(word(0), word(1), word(2), word(3), word(4), word(5), word(6))
-    };
+    let ret =
+        unsafe { libc::syscall(word(0), word(1), word(2), word(3), word(4), word(5), word(6)) };
     let code = Error::last_os_error().raw_os_error().unwrap_or(0);
     json!(if ret < 0 { code } else { 0 })
 }

@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let base = median(&mut floor);
     println!("{:24} {:>9}  ratio", "", "p50");
-    for (name, times) in [("floor", &mut floor), ("launch", &mut ready), ("launch and end", &mut whole)]
+    for (name, times) in
+        [("floor", &mut floor), ("launch", &mut ready), ("launch and end", &mut whole)]
     {
         let time = median(times);
         println!("{name:24} {:>6.0} µs  {:.2}", micros(time), micros(time) / micros(base));

@@ -11,8 +11,8 @@ use std::sync::Mutex;
 
 use crate::error::LaunchError;
 use crate::plan::LaunchPlan;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Reply};
 use crate::sys;
+use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Reply};
 
 /// The launcher's executable.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
+    open_tree,
 };
 
 use crate::sys;
@@ -18,9 +19,11 @@ pub(crate) const WRITABLE: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 /// Attributes of what the guest may only read and execute.
 pub(crate) const READ_ONLY: MountAttrFlags = WRITABLE.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
-/// Attributes of device nodes: nothing but the device itself.
-pub(crate) const DEVICE: MountAttrFlags =
-    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+/// Attributes of device nodes. Read-only does not keep one from writing to the device; it keeps a
+/// guest that is the node's owner on the host from changing its mode for everybody.
+pub(crate) const DEVICE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)
+    .union(MountAttrFlags::MOUNT_ATTR_RDONLY);
 /// Attributes of what the guest may only look at.
 pub(crate) const LOOK_ONLY: MountAttrFlags = READ_ONLY.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
@@ -73,8 +76,7 @@ pub(crate) fn clone_with(
 
 /// Attaches a detached tree to a place that is open.
 pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> Result<(), Errno> {
-    let flags =
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(tree, "", place, "", flags)
 }
 

@@ -65,7 +65,9 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
 /// The outer walls: what the sandbox is made of. The namespaces, the network's among them, are there
 /// from birth.
 fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
-    // First the limits on what building itself may use.
+    // At once: until then, whoever signals its own group signals the launcher.
+    parent::leave_group()?;
+    // The limits on what building itself may use.
     cgroup::join(b.membership)?;
     // Nothing can be owned before there is somebody to own it.
     identity::become_mapped(b.go, b.plan)?;

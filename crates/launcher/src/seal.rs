@@ -32,6 +32,8 @@ pub fn seal(name: &str, program: &mut impl Read) -> io::Result<OwnedFd> {
 pub(crate) fn check(agent: impl AsFd) -> Result<(), Failure> {
     match fcntl_get_seals(agent) {
         Ok(seals) if seals.contains(all()) => Ok(()),
-        Ok(_) | Err(_) => Err(Failure::without_errno(Wall::Agent, "it is not a sealed memory file")),
+        Ok(_) | Err(_) => {
+            Err(Failure::without_errno(Wall::Agent, "it is not a sealed memory file"))
+        }
     }
 }

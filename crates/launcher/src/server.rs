@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{
-    Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, wait, waitpid,
-};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, wait, waitpid};
 
 use crate::error::{Failure, Wall};
 use crate::plan::LaunchPlan;
 use crate::spawn::{Building, Workshop};
-use crate::wire::{self, AGENT_FD, CONTROL_FD, MESSAGE_LIMIT, Message, Proof, Reply};
 use crate::sys;
+use crate::wire::{self, AGENT_FD, CONTROL_FD, MESSAGE_LIMIT, Message, Proof, Reply};
 
 /// How many sandboxes may be in building at once; further plans wait in the socket.
 const AT_ONCE: usize = 64;
 /// A building that takes longer hangs on something, such as a dead network file system.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How many control groups are remembered before those that are gone are looked for.
+const FORGETTING: usize = 1024;
 /// How long the end waits for control groups to empty.
 const EMPTYING: Duration = Duration::from_secs(4);
 
@@ -33,7 +33,8 @@ pub fn serve() -> Result<(), Failure> {
     sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| failed(errno, "closing"))?;
     let signals = sys::child_signals().map_err(|errno| failed(errno, "signals"))?;
     let workshop = Workshop::open(agent);
-    let mut server = Server { control, signals, workshop, pending: Vec::new(), live: Vec::new() };
+    let (pending, live, left) = (Vec::new(), Vec::new(), Vec::new());
+    let mut server = Server { control, signals, workshop, pending, live, left };
     server.run();
     server.end_all();
     Ok(())
@@ -63,6 +64,8 @@ struct Server {
     workshop: Result<Workshop, Failure>,
     pending: Vec<PendingLaunch>,
     live: Vec<Live>,
+    /// Control groups of sandboxes that have ended.
+    left: Vec<PathBuf>,
 }
 
 /// What one round of waiting found.
@@ -171,7 +174,7 @@ impl Server {
                 (ready.reports.contains(&index), ready.abandoned.contains(&index));
             index += 1;
             if abandoned || now >= launch.deadline {
-                let _ = pidfd_send_signal(&launch.building.pidfd, Signal::KILL);
+                launch.give_up();
                 return false;
             }
             !(reported && launch.read_report())
@@ -183,8 +186,22 @@ impl Server {
         let mut record = [0; 128];
         while rustix::io::read(&self.signals, &mut record).is_ok_and(|count| count > 0) {}
         while let Ok(Some((pid, _))) = wait(WaitOptions::NOHANG) {
-            self.live.retain(|live| live.pid != pid);
+            let ended = self.live.extract_if(.., |live| live.pid == pid);
+            self.left.extend(ended.flat_map(|live| live.cgroups));
         }
+        if self.left.len() > FORGETTING {
+            self.forget_removed();
+        }
+    }
+
+    /// The owner removes the groups of sandboxes that ended; what it has removed is forgotten.
+    fn forget_removed(&mut self) {
+        let Ok(workshop) = &self.workshop else { return };
+        let left = &mut self.left;
+        let _ = workshop.on_host(|| {
+            left.retain(|directory| rustix::fs::stat(directory).is_ok());
+            Ok(())
+        });
     }
 
     /// The owner is gone: so is everything it had.
@@ -194,8 +211,9 @@ impl Server {
         }
         for live in std::mem::take(&mut self.live) {
             let _ = waitpid(Some(live.pid), WaitOptions::empty());
-            self.remove_cgroups(&live.cgroups);
+            self.left.extend(live.cgroups);
         }
+        self.remove_cgroups(&self.left);
     }
 
     /// A group can be removed once its last process is buried, which a pid namespace's end promises
@@ -205,7 +223,8 @@ impl Server {
         let deadline = Instant::now() + EMPTYING;
         let _ = workshop.on_host(|| {
             for directory in directories {
-                while rustix::fs::rmdir(directory) == Err(Errno::BUSY) && Instant::now() < deadline {
+                while rustix::fs::rmdir(directory) == Err(Errno::BUSY) && Instant::now() < deadline
+                {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -230,6 +249,14 @@ impl Ready {
 }
 
 impl PendingLaunch {
+    /// Ends the building. Whoever still listens learns that it took too long.
+    fn give_up(&self) {
+        let _ = pidfd_send_signal(&self.building.pidfd, Signal::KILL);
+        let detail = format!("the walls did not stand within {} s", PATIENCE.as_secs());
+        let failure = Failure::new(Wall::Request, Errno::TIMEDOUT, detail);
+        answer(&self.reply, &Reply::Failed(failure), None);
+    }
+
     /// Reads on; true when the report is complete and has been answered.
     fn read_report(&mut self) -> bool {
         let mut piece = [0; 16 * 1024];

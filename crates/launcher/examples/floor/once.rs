@@ -70,9 +70,8 @@ fn mount(source: &str, target: &str, kind: &str, flags: libc::c_ulong) -> Result
     let [source, target, kind] = [source, target, kind].map(CString::new);
     let (source, target, kind) = (source?, target?, kind?);
     // SAFETY: three C strings that outlive the call, and no data.
-    let ret = unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null())
-    };
+    let ret =
+        unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) };
     if ret == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 

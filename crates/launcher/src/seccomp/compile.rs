@@ -156,7 +156,10 @@ fn socket() -> Vec<sock_filter> {
     code.push(family(libc::AF_NETLINK, netlink.len() as u8 + 1));
     code.extend(netlink);
     code.push(refuse(libc::EAFNOSUPPORT));
-    code.extend([test(EQUAL, libc::AF_INET as u32, 2, 0), test(EQUAL, libc::AF_INET6 as u32, 1, 0)]);
+    code.extend([
+        test(EQUAL, libc::AF_INET as u32, 2, 0),
+        test(EQUAL, libc::AF_INET6 as u32, 1, 0),
+    ]);
     code.push(refuse(libc::EAFNOSUPPORT));
     code.extend(internet());
     code

@@ -8,9 +8,9 @@ use rustix::fs::{CWD, FileType, fstat};
 
 use super::etc;
 use crate::error::{At, Failure, Wall};
+use crate::fs;
 use crate::open::{name, resolved};
 use crate::plan::Root;
-use crate::fs;
 
 /// One thing to lay into the root.
 #[derive(Debug)]

@@ -58,11 +58,8 @@ pub(crate) fn restrict(abi: u32, network: Network, writable: &[PathBuf]) -> Resu
         Network::None => BOTH_TCP,
         Network::Loopback => 0,
     };
-    let attr = RulesetAttr {
-        handled_access_fs: handled,
-        handled_access_net: tcp,
-        scoped: BOTH_SCOPES,
-    };
+    let attr =
+        RulesetAttr { handled_access_fs: handled, handled_access_net: tcp, scoped: BOTH_SCOPES };
     let ruleset = sys::landlock_ruleset(&attr, attribute_size(abi)).at(wall, "a rule set")?;
     let allow = |path: &str, access: u64| -> Result<(), Errno> {
         let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;

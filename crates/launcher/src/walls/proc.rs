@@ -62,8 +62,7 @@ pub(crate) fn set_up(root: &OwnedFd, masks: &[Mask]) -> Result<(), Failure> {
 
 /// The sandbox's own terminals: none of the host's can be seen or opened.
 pub(crate) fn terminals(root: &OwnedFd) -> Result<(), Failure> {
-    let options =
-        [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", "256")];
+    let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", "256")];
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let tree = fs::make("devpts", &options, attributes).at(Wall::Devpts, "terminals")?;
     fs::attach_in(tree, root, Path::new("/dev/pts")).at(Wall::Devpts, "/dev/pts")

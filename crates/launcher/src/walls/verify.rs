@@ -11,7 +11,7 @@ use rustix::process::{Signal, parent_process_death_signal};
 use crate::error::{At, Failure, Wall};
 use crate::ground::{Ground, namespace};
 use crate::plan::LaunchPlan;
-use crate::walls::{landlock, rlimits};
+use crate::walls::{landlock, parent, rlimits};
 use crate::wire::Proof;
 
 /// What the kernel should say.
@@ -39,6 +39,7 @@ pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> 
     let proofs = [
         (Wall::Namespaces, namespaces(&process, expected.ground)?),
         (Wall::Identity, identity(&process, plan)?),
+        (Wall::Session, parent::prove_group()?),
         (Wall::ParentDeath, parent_death()?),
         (Wall::Cgroup, cgroup(&process, plan)?),
         (Wall::Hostname, hostname(plan)?),
@@ -189,12 +190,18 @@ fn escape(place: &Path) -> String {
 /// Whether a mount point is the plan's, or of the host's below one that is.
 fn is_expected(expected: &Expected<'_>, deep: &[String], place: &str) -> bool {
     let below = |top: &String| {
-        place.strip_prefix(top.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        place
+            .strip_prefix(top.as_str())
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     expected.mounts.contains(&place) || deep.iter().any(below)
 }
 
-fn root(plan: &LaunchPlan, expected: &Expected<'_>, mounts: &Mounts<'_>) -> Result<String, Failure> {
+fn root(
+    plan: &LaunchPlan,
+    expected: &Expected<'_>,
+    mounts: &Mounts<'_>,
+) -> Result<String, Failure> {
     let deep: Vec<String> = expected.deep.iter().map(|place| escape(place)).collect();
     for (place, _) in &mounts.0 {
         if !is_expected(expected, &deep, place) {
