@@ -156,7 +156,8 @@ fn no_launch_leaves_a_descriptor_or_a_mount_in_the_launcher() {
         for _ in 0..20 {
             launch(launcher, &plan()).ended_by_drop();
         }
-        until("nothing is left", || count() == before);
+        // The first launch may still have been closing; one leak per launch would be twenty.
+        until("nothing is left", || count().0 <= before.0 && count().1 <= before.1);
     });
 }
 
