@@ -19,7 +19,7 @@ use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
     caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
-use crate::wire::Proof;
+use crate::wire::{self, Proof, Reply};
 use crate::{sys, walls};
 
 /// Everything one sandbox is built from, made ready before its process exists.
@@ -47,14 +47,14 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
         Ok((private, remaining))
     });
     match outer {
-        Err(failure) => report(b.report, &failure),
+        Err(failure) => report(b.report, Reply::Failed(failure)),
         Ok((private, remaining)) => {
             let to = remaining.report.as_fd();
             match close_in(b, &private) {
-                Err(failure) => report(to, &failure),
+                Err(failure) => report(to, Reply::Failed(failure)),
                 Ok(proofs) => {
-                    report(to, &proofs);
-                    report(to, &start_agent(b.plan, &remaining.agent));
+                    report(to, Reply::Proved(proofs));
+                    report(to, Reply::Failed(start_agent(b.plan, &remaining.agent)));
                 }
             }
         }
@@ -146,10 +146,9 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 
-fn report(to: BorrowedFd<'_>, what: &impl serde::Serialize) {
-    if let Ok(mut text) = serde_json::to_vec(what) {
-        text.push(b'\n');
-        // Nobody is left to tell if this fails; the launcher sees the end without a report.
-        let _ = rustix::io::write(to, &text);
+/// Tells the owner. One that has given up has nothing left to be built for.
+fn report(to: BorrowedFd<'_>, what: Reply) {
+    if wire::reply(to, &what, None).is_err() {
+        sys::exit_now(1);
     }
 }
