@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg,
     sendmsg, socketpair,
 };
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,16 @@ pub(crate) struct Message {
 
 /// Receives one message. A longer one than allowed is an error, not a shorter message.
 pub(crate) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Message>, Errno> {
-    let mut text = vec![0; MESSAGE_LIMIT];
+    let socket = socket.as_fd();
+    // Asked for first: a buffer of the largest size would cost more than the question.
+    let peek = flags | RecvFlags::PEEK | RecvFlags::TRUNC;
+    let (_, size) = recv(socket, &mut [0_u8; 0][..], peek)?;
+    if size > MESSAGE_LIMIT {
+        // Taken out of the way, with whatever it carries.
+        recv(socket, &mut [0_u8; 0][..], flags | RecvFlags::TRUNC)?;
+        return Err(Errno::MSGSIZE);
+    }
+    let mut text = vec![0; size];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut text)];
