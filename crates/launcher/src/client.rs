@@ -46,7 +46,8 @@ impl Launcher {
         let (ours, theirs) = wire::pair()?;
         // Kept until the child has executed it, under a number that the child does not overwrite.
         let (path, _kept) = match program {
-            Program::Path(path) => (path.clone(), None),
+            // The launcher starts in the root directory, where a relative path means another file.
+            Program::Path(path) => (std::path::absolute(path)?, None),
             Program::Fd(fd) => {
                 let kept = rustix::io::fcntl_dupfd_cloexec(fd, 64)?;
                 (PathBuf::from(format!("/proc/self/fd/{}", kept.as_raw_fd())), Some(kept))
