@@ -117,7 +117,7 @@ fn change_all(kind: MountPropagationFlags) -> Result<(), Errno> {
 fn bare_namespace() -> Result<(), Errno> {
     sys::unshare(UnshareFlags::NEWNS)?;
     change_all(MountPropagationFlags::PRIVATE)?;
-    let proc_tree = fs::clone_with(CWD, "/proc", fs::DEVICE)?;
+    let proc_tree = fs::clone_with(CWD, "/proc", fs::WRITABLE)?;
     let root = fs::tmpfs(1 << 20, "0755", fs::WRITABLE)?;
     for name in [ROOTS, STAGE, SCRATCH, LAYER, "/proc"] {
         rustix::fs::mkdirat(&root, name.trim_start_matches('/'), Mode::from_raw_mode(0o755))?;

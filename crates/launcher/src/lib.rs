@@ -1,5 +1,5 @@
 //! The launcher: a single-threaded program on the host side that builds Linux walls in one readable
-//! order ([`sandbox`]), reads every one of them back, and starts the agent behind them.
+//! order (`sandbox`), reads every one of them back, and starts the agent behind them.
 //!
 //! It never parses anything a guest wrote, never runs a helper program and never leaves a file on
 //! the host: what it makes lives in namespaces and ends with them.

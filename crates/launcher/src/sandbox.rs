@@ -17,9 +17,9 @@ use crate::template::Template;
 use crate::walls::proc::Mask;
 use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
-    caps, cgroup, fds, identity, landlock, net, parent, proc, rlimits, root, scratch, sources, uts,
+    caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
-use crate::wire::Proof;
+use crate::wire::{self, Proof, Reply};
 use crate::{sys, walls};
 
 /// Everything one sandbox is built from, made ready before its process exists.
@@ -47,14 +47,14 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
         Ok((private, remaining))
     });
     match outer {
-        Err(failure) => report(b.report, &failure),
+        Err(failure) => report(b.report, Reply::Failed(failure)),
         Ok((private, remaining)) => {
             let to = remaining.report.as_fd();
             match close_in(b, &private) {
-                Err(failure) => report(to, &failure),
+                Err(failure) => report(to, Reply::Failed(failure)),
                 Ok(proofs) => {
-                    report(to, &proofs);
-                    report(to, &start_agent(b.plan, &remaining.agent));
+                    report(to, Reply::Proved(proofs));
+                    report(to, Reply::Failed(start_agent(b.plan, &remaining.agent)));
                 }
             }
         }
@@ -62,16 +62,18 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
     sys::exit_now(1)
 }
 
-/// The outer walls: what the sandbox is made of. The namespaces are there from birth.
+/// The outer walls: what the sandbox is made of. The namespaces, the network's among them, are there
+/// from birth.
 fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
-    // First the limits on what building itself may use.
+    // At once: until then, whoever signals its own group signals the launcher.
+    parent::leave_group()?;
+    // The limits on what building itself may use.
     cgroup::join(b.membership)?;
     // Nothing can be owned before there is somebody to own it.
     identity::become_mapped(b.go, b.plan)?;
     // After the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
     uts::set(&b.plan.hostname)?;
-    net::set_up(b.plan.network)?;
     // While the capabilities last.
     mount_all(b)
 }
@@ -149,10 +151,9 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 
-fn report(to: BorrowedFd<'_>, what: &impl serde::Serialize) {
-    if let Ok(mut text) = serde_json::to_vec(what) {
-        text.push(b'\n');
-        // Nobody is left to tell if this fails; the launcher sees the end without a report.
-        let _ = rustix::io::write(to, &text);
+/// Tells the owner. One that has given up has nothing left to be built for.
+fn report(to: BorrowedFd<'_>, what: Reply) {
+    if wire::reply(to, &what, None).is_err() {
+        sys::exit_now(1);
     }
 }

@@ -1,4 +1,5 @@
 //! What a program inside sees and may do, as root and as an ordinary user, on the real kernel.
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 mod common;
 
@@ -52,6 +53,19 @@ fn no_namespace_is_shared_with_the_host() {
 }
 
 #[test]
+fn no_namespace_is_shared_between_sandboxes() {
+    for_each_owner(|_, launcher| {
+        let mut sandboxes = [0; 4].map(|_| launch(launcher, &plan()));
+        for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"] {
+            let path = format!("/proc/self/ns/{kind}");
+            let of = |inside: &mut common::Inside| inside.ask(json!({ "link": path })).to_string();
+            let different: std::collections::BTreeSet<_> = sandboxes.iter_mut().map(of).collect();
+            assert_eq!(different.len(), sandboxes.len(), "{kind}");
+        }
+    });
+}
+
+#[test]
 fn homes_state_and_secrets_of_the_host_are_absent() {
     for_each_owner(|_, launcher| {
         let mut inside = launch(launcher, &plan());
@@ -79,6 +93,8 @@ fn only_the_private_places_and_the_workspace_can_be_written() {
             assert_eq!(inside.write(&format!("{place}/x")), 0, "{place}");
         }
         assert_eq!(inside.write("/dev/null"), 0);
+        let mode = json!({ "run": ["chmod", "0600", "/dev/null"] });
+        assert_ne!(inside.ask(mode)["code"], 0, "the node is the host's");
         assert_eq!(inside.write("/proc/sys/kernel/hostname"), EROFS);
         assert_eq!(inside.write("/proc/self/oom_score_adj"), EROFS);
     });
@@ -193,6 +209,18 @@ fn no_descriptor_of_the_host_is_left_open() {
             let target = inside.ask(json!({ "link": format!("/proc/self/fd/{stream}") }));
             assert_eq!(target, json!("/dev/null"));
         }
+    });
+}
+
+#[test]
+fn a_signal_to_the_guests_own_group_does_not_reach_the_launcher() {
+    for_each_owner(|_, launcher| {
+        let mut first = launch(launcher, &plan());
+        let mut second = launch(launcher, &plan());
+        assert_eq!(first.call(&[libc::SYS_kill, 0, libc::SIGKILL as i64]), 0);
+        assert_eq!(first.call(&[libc::SYS_kill, -1, libc::SIGKILL as i64]), libc::ESRCH as i64);
+        second.run(&["true"]);
+        launch(launcher, &plan());
     });
 }
 
@@ -331,6 +359,7 @@ fn every_wall_comes_with_its_proof() {
         for wall in [
             Wall::Namespaces,
             Wall::Identity,
+            Wall::Session,
             Wall::ParentDeath,
             Wall::Root,
             Wall::Workspace,

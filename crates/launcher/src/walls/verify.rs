@@ -11,7 +11,7 @@ use rustix::process::{Signal, parent_process_death_signal};
 use crate::error::{At, Failure, Wall};
 use crate::ground::{Ground, namespace};
 use crate::plan::LaunchPlan;
-use crate::walls::{landlock, rlimits};
+use crate::walls::{landlock, parent, rlimits};
 use crate::wire::Proof;
 
 /// What the kernel should say.
@@ -39,6 +39,7 @@ pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> 
     let proofs = [
         (Wall::Namespaces, namespaces(&process, expected.ground)?),
         (Wall::Identity, identity(&process, plan)?),
+        (Wall::Session, parent::prove_group()?),
         (Wall::ParentDeath, parent_death()?),
         (Wall::Cgroup, cgroup(&process, plan)?),
         (Wall::Hostname, hostname(plan)?),
@@ -186,14 +187,10 @@ fn escape(place: &Path) -> String {
     })
 }
 
-/// Whether a mount point is the plan's, or of the host's below one that is.
-fn is_expected(expected: &Expected<'_>, deep: &[String], place: &str) -> bool {
-    let below = |top: &String| {
-        place
-            .strip_prefix(top.as_str())
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    expected.mounts.contains(&place) || deep.iter().any(below)
+/// Whether a mount point is one of these, or lies below one.
+fn below_any(deep: &[String], place: &str) -> bool {
+    let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+    deep.iter().any(|top| place.strip_prefix(top.as_str()).is_some_and(below))
 }
 
 fn root(
@@ -203,7 +200,7 @@ fn root(
 ) -> Result<String, Failure> {
     let deep: Vec<String> = expected.deep.iter().map(|place| escape(place)).collect();
     for (place, _) in &mounts.0 {
-        if !is_expected(expected, &deep, place) {
+        if !expected.mounts.contains(place) && !below_any(&deep, place) {
             return missing(Wall::Root, format!("{place} should not be mounted"));
         }
     }
@@ -265,5 +262,46 @@ fn second_wall(abi: Option<u32>) -> Result<String, Failure> {
     match abi {
         Some(abi) => landlock::prove().map(|evidence| format!("version {abi}: {evidence}")),
         None => Ok("absent: given up, the kernel has none".to_owned()),
+    }
+}
+
+/// The test's own process has no walls: every proof must refuse it, by the right name.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T>(result: Result<T, Failure>) -> Wall {
+        result.err().map(|failure| failure.wall).unwrap()
+    }
+
+    #[test]
+    fn a_process_without_walls_is_refused_by_every_proof() {
+        let process = Process::open().unwrap();
+        let status = Status(process.read("status", Wall::Capabilities).unwrap());
+        let text = process.read("mountinfo", Wall::Root).unwrap();
+        let mounts = Mounts::parse(&text);
+        let plan = LaunchPlan { uid: u32::MAX - 1, hostname: "other".into(), ..Default::default() };
+        assert_eq!(refused(identity(&process, &plan)), Wall::Identity);
+        assert_eq!(refused(parent::prove_group()), Wall::Session);
+        assert_eq!(refused(parent_death()), Wall::ParentDeath);
+        assert_eq!(refused(hostname(&plan)), Wall::Hostname);
+        assert_eq!(refused(workspace(&plan, &mounts)), Wall::Workspace);
+        assert_eq!(refused(mounts.has(Wall::Proc, Path::new("/proc"), "ro")), Wall::Proc);
+        assert_eq!(refused(capabilities(&status)), Wall::Capabilities);
+        assert_eq!(refused(status.is(Wall::Seccomp, "Seccomp", "2")), Wall::Seccomp);
+        let _more = [(); 4].map(|()| Process::open().unwrap());
+        assert_eq!(refused(descriptors(&process)), Wall::Descriptors);
+    }
+
+    #[test]
+    fn a_mount_that_nobody_asked_for_is_not_expected() {
+        let text = "1 0 0:1 / / ro - tmpfs none ro\n2 1 0:2 / /usr/lib rw - ext4 x rw\n";
+        let mounts = Mounts::parse(text);
+        let deep = [escape(Path::new("/usr"))];
+        let known = |place: &str| below_any(&deep, place) || place == "/";
+        assert!(mounts.0.iter().all(|(place, _)| known(place)));
+        assert!(!known("/usrlocal"));
+        assert!(!known("/old_root"));
+        assert_eq!(escape(Path::new("/a b\\c")), "/a\\040b\\134c");
     }
 }

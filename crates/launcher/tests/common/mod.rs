@@ -1,6 +1,7 @@
 //! Starts real launchers with a stand-in agent, as root and as an ordinary user, and talks to what
 //! runs inside. Everything waits with a bound.
 #![allow(dead_code)] // each test file uses its part
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -75,6 +76,11 @@ fn as_ordinary<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         });
         thread.join().unwrap()
     })
+}
+
+/// For what only root can see or make; run as anybody else, such a test fails and says so.
+pub fn needs_root(why: &str) {
+    assert!(rustix::process::geteuid().is_root(), "run this test as root: {why}");
 }
 
 /// A directory that belongs to the launcher's owner.
