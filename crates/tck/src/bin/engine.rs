@@ -9,7 +9,7 @@ use stockade_core::{Command, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
-use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, Subject};
+use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, MARK, Subject};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -36,11 +36,12 @@ fn subject() -> Result<(Box<dyn Subject>, SandboxSpec), Failure> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
-    let (subject, spec) = subject()?;
+    let (subject, mut spec) = subject()?;
+    spec.env.insert(MARK.parse()?, std::env::var(MARK).unwrap_or_default());
     let backends = vec![Arc::clone(&subject.backend())];
     let engine = Engine::open(EngineConfig::at(variable(ENGINE_STATE)?), backends).await?;
     let id = engine.create(spec).await?;
-    let command = Command::program(["./probe", "ignore-signals-then-sleep", "600000"]);
+    let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);
     let (_execution, mut follower) = engine.exec_followed(&id, command).await?;
     if let Some(OutputEvent::Output { .. }) = follower.next().await {
         writeln!(std::io::stdout(), "{id}")?;
