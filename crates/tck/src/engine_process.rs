@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use stockade_core::{Command, Feature, HostPath, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
-use crate::{ENGINE_STATE, ENGINE_WORKSPACE, Subject};
+use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK, Subject};
 
 /// Why it could not get as far as waiting.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -23,9 +23,11 @@ pub async fn serve_engine(subject: &dyn Subject) -> Result<(), Failure> {
     if backend.probe().await.has(Feature::LocalWorkspace) {
         spec.workspace = Workspace::Local(HostPath::try_from(variable(ENGINE_WORKSPACE)?)?);
     }
+    // So that what is left behind can be told apart from everybody else's.
+    spec.env.insert(MARK.parse()?, std::env::var(MARK).unwrap_or_default());
     let engine = Engine::open(EngineConfig::at(variable(ENGINE_STATE)?), vec![backend]).await?;
     let id = engine.create(spec).await?;
-    let command = Command::program(["./probe", "ignore-signals-then-sleep", "600000"]);
+    let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);
     let (_execution, mut follower) = engine.exec_followed(&id, command).await?;
     if let Some(OutputEvent::Output { .. }) = follower.next().await {
         writeln!(std::io::stdout(), "{id}")?;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
@@ -16,13 +16,23 @@ const PAGE: usize = 4096;
 /// `burn MS`: uses that much processor time.
 pub fn burn(args: &Args) -> io::Result<Done> {
     let wanted = args.span(0)?;
+    Ok(spin_while(|| used() < wanted))
+}
+
+/// `burn-for MS`: uses as much processor time as it gets for so long, and says how much that was.
+pub fn burn_for(args: &Args) -> io::Result<Done> {
+    let until = Instant::now() + args.span(0)?;
+    Ok(spin_while(|| Instant::now() < until))
+}
+
+fn spin_while(busy: impl Fn() -> bool) -> Done {
     let mut mixed = 1u64;
-    while used() < wanted {
+    while busy() {
         for _ in 0..10_000 {
             mixed = std::hint::black_box(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));
         }
     }
-    Ok(fine(json!({ "ms": used().as_millis() as u64 })))
+    fine(json!({ "ms": used().as_millis() as u64 }))
 }
 
 fn used() -> Duration {

@@ -93,6 +93,7 @@ fn perform(verb: &str, args: &Args) -> io::Result<Done> {
         "interleave" => output::interleave(args),
         "echo" => output::echo(),
         "burn" => limits::burn(args),
+        "burn-for" => limits::burn_for(args),
         "burn-children" => limits::burn_children(args),
         "allocate" => limits::allocate(args),
         "open-files" => limits::open_files(args),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use stockade_core::{Ending, Feature, Outcome};
 
 use crate::case::{case, check, same};
-use crate::kit::{MARK, collect, eventually, heard, probe};
-use crate::{Case, Kit, Stop, Verdict};
+use crate::kit::{collect, eventually, heard, probe};
+use crate::{Case, Kit, MARK, Stop, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!("the outcome is the same however often it is asked for", "C-14", asked_often),

@@ -33,7 +33,8 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::Signals]),
 ];
 
-const DETACH: [&str; 4] = ["spawn-detached", "marker", "600000", "600000"];
+/// Longer than any case looks, and short enough not to linger where nothing ends it.
+const DETACH: [&str; 4] = ["spawn-detached", "marker", "40000", "600000"];
 
 async fn time_out_detached(kit: Kit) -> Verdict {
     let room = kit.room().await?;
@@ -67,7 +68,7 @@ async fn cancel_detached(kit: Kit) -> Verdict {
 
 async fn destroy_detached(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let facts = room.facts(["spawn-detached", "marker", "600000"]).await?;
+    let facts = room.facts(["spawn-detached", "marker", "40000"]).await?;
     same!("whether it could detach", facts["ok"], json!(true));
     room.destroy().await?;
     kit.all_gone().await?;
@@ -79,7 +80,7 @@ async fn destroy_detached(kit: Kit) -> Verdict {
 }
 
 async fn one_shot_detached(kit: Kit) -> Verdict {
-    let facts = kit.facts(["spawn-detached", "marker", "600000"]).await?;
+    let facts = kit.facts(["spawn-detached", "marker", "40000"]).await?;
     same!("whether it could detach", facts["ok"], json!(true));
     kit.engine().close().await?;
     kit.all_gone().await?;

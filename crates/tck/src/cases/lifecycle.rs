@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
 use crate::kit::{eventually, host_path, probe};
-use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, Stop, Verdict};
+use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK, Stop, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!("nothing is left of a sandbox when destroy returns", "C-30", destroy),
@@ -146,6 +146,7 @@ async fn engine_killed(kit: Kit) -> Verdict {
         return Err(Stop::Unfit("the subject offers no engine process".into()));
     };
     process.env(ENGINE_STATE, kit.state()).env(ENGINE_WORKSPACE, kit.workspace());
+    process.env(MARK, kit.mark());
     let mut process: tokio::process::Command = process.into();
     let mut child =
         process.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
@@ -157,7 +158,8 @@ async fn engine_killed(kit: Kit) -> Verdict {
     let engine = kit.another_engine(|_| ()).await?;
     let leases = engine.list().await?.leases;
     check!(leases.is_empty(), "expected a new engine to reap, saw {leases:?}");
-    eventually("nothing is left of it", || kit.gone(&id)).await
+    eventually("nothing is left of it", || kit.gone(&id)).await?;
+    kit.soon_all_gone().await
 }
 
 async fn quota(kit: Kit) -> Verdict {

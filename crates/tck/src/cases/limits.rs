@@ -85,7 +85,7 @@ async fn cpu_time(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.cpu_time = Some(Span::secs(1));
     spec.limits.wall_time = Some(Span::secs(40));
-    let ran = kit.run_with(spec, probe(["burn", "6000"])).await?;
+    let ran = kit.run_with(spec, probe(["burn", "3000"])).await?;
     ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
 }
 
@@ -93,20 +93,17 @@ async fn cpu_time_of_descendants(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.cpu_time = Some(Span::secs(1));
     spec.limits.wall_time = Some(Span::secs(40));
-    let ran = kit.run_with(spec, probe(["burn-children", "12", "400"])).await?;
+    let ran = kit.run_with(spec, probe(["burn-children", "8", "400"])).await?;
     ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
 }
 
 async fn cpu_rate(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
-    spec.limits.cpu_rate = Some(Millicores(200));
-    let ran = kit.run_with(spec, probe(["burn", "400"])).await?.exited(0)?;
-    let wall = ran.outcome.usage.wall_ms;
-    // Two seconds at that rate; a period's worth may come at once.
-    check!(
-        wall >= 1200,
-        "expected 400 ms at a fifth of a core to take 1200 ms at least, saw {wall} ms"
-    );
+    spec.limits.cpu_rate = Some(Millicores(50));
+    let facts = kit.run_with(spec, probe(["burn-for", "3000"])).await?.facts()?;
+    let used = facts["ms"].as_u64().unwrap_or(u64::MAX);
+    // 150 ms at that rate; a period's worth may come at once.
+    check!(used <= 275, "expected a twentieth of 3000 ms of processor time, saw {used} ms");
     Ok(())
 }
 

@@ -34,7 +34,7 @@ async fn size(kit: Kit) -> Verdict {
 }
 
 async fn resize(kit: Kit) -> Verdict {
-    let mut command = probe(["wait-resize", "30000"]);
+    let mut command = probe(["wait-resize", "10000"]);
     command.terminal = Some(TerminalSize { rows: 10, cols: 20 });
     let execution = kit.start(kit.spec(), command).await?;
     heard(&mut execution.subscribe(), "ready").await?;

@@ -24,10 +24,7 @@ pub(crate) use ran::{collect, heard};
 pub use room::Room;
 
 use crate::witness::Witness;
-use crate::{ProbeForm, Stop, Subject, Verdict};
-
-/// The variable that carries the kit's mark into everything it runs.
-pub(crate) const MARK: &str = "STOCKADE_TCK_MARK";
+use crate::{MARK, ProbeForm, Stop, Subject, Verdict};
 
 /// How long something may take that has to happen, but not at once.
 pub(crate) const SOON: Duration = Duration::from_secs(15);

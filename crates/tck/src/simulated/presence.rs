@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stockade_backends::mock::Guest;
 use stockade_core::SandboxId;
 
-use crate::kit::MARK;
+use crate::MARK;
 
 /// Something that runs.
 #[derive(Debug, Clone)]

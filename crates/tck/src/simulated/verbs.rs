@@ -68,6 +68,7 @@ async fn play(verb: &str, guest: &mut Guest, presence: &Presence) -> Played {
         "interleave" => interleave(guest).await,
         "echo" => echo(guest).await,
         "burn" => burn(guest, number(guest, 0)).await,
+        "burn-for" => burn_for(guest).await,
         "burn-children" => burn(guest, number(guest, 0) * number(guest, 1)).await,
         "listen-unix" => {
             guest.out(StreamId::Stdout, "{\"ok\":true}\n").await;
@@ -154,11 +155,13 @@ async fn echo(guest: &mut Guest) -> Played {
     DONE
 }
 
-/// Processor time costs real time only where a rate was asked for.
 async fn burn(guest: &Guest, ms: u64) -> Played {
     guest.burn(Duration::from_millis(ms))?;
-    if let Some(rate) = guest.limits.cpu_rate {
-        guest.sleep(Duration::from_millis(ms * 1000 / u64::from(rate.0.max(1)))).await;
-    }
     Ok(json!({ "ok": true, "ms": ms }))
+}
+
+async fn burn_for(guest: &Guest) -> Played {
+    let rate = guest.limits.cpu_rate.map_or(1000, |rate| u64::from(rate.0));
+    guest.sleep(span(guest, 0)).await;
+    burn(guest, number(guest, 0) * rate / 1000).await
 }
