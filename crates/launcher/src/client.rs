@@ -15,8 +15,12 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::{Signal, pidfd_send_signal};
 
+use serde::Serialize;
+
+use crate::bare::BarePlan;
 use crate::error::{Failure, LaunchError, Wall};
 use crate::plan::LaunchPlan;
+use crate::server::Mode;
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, Reply};
 
@@ -43,6 +47,15 @@ impl Launcher {
     /// Starts the launcher. It runs in a session of its own, with an empty environment and no
     /// descriptor but the control socket and `agent`, which is a sealed copy ([`crate::seal`]).
     pub fn start(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
+        Launcher::start_as(Mode::Namespaces, program, agent)
+    }
+
+    /// Starts a launcher that does without namespaces, and takes [`BarePlan`]s alone.
+    pub fn start_bare(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
+        Launcher::start_as(Mode::Bare, program, agent)
+    }
+
+    fn start_as(mode: Mode, program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
         let (ours, theirs) = wire::pair()?;
         // Kept until the child has executed it, under a number that the child does not overwrite.
         let (path, _kept) = match program {
@@ -55,6 +68,10 @@ impl Launcher {
         };
         let mut command = Command::new(path);
         command.arg0("stockade-launcher").env_clear().current_dir("/");
+        match mode {
+            Mode::Namespaces => {}
+            Mode::Bare => drop(command.arg(Mode::BARE)),
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let (control, agent) = (theirs.as_raw_fd(), agent.as_raw_fd());
         // SAFETY: the closure makes system calls only, and touches no memory but its own copies.
@@ -75,6 +92,16 @@ impl Launcher {
 
     /// Asks for a sandbox with `pipe` as its agent's pipe, and does not wait for the answer.
     pub fn begin(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Pending, LaunchError> {
+        self.ask(plan, pipe)
+    }
+
+    /// The same of a launcher that was started without namespaces. What comes back is the warden's
+    /// process: it ends, and everything with it, when it is sent SIGTERM.
+    pub fn begin_bare(&self, plan: &BarePlan, pipe: OwnedFd) -> Result<Pending, LaunchError> {
+        self.ask(plan, pipe)
+    }
+
+    fn ask(&self, plan: &impl Serialize, pipe: OwnedFd) -> Result<Pending, LaunchError> {
         let text = serde_json::to_vec(plan).map_err(LaunchError::Answer)?;
         if text.len() > MESSAGE_LIMIT {
             return Err(LaunchError::TooLarge { size: text.len(), limit: MESSAGE_LIMIT });

@@ -2,8 +2,10 @@
 //! order (`sandbox`), reads every one of them back, and starts the agent behind them.
 //!
 //! It never parses anything a guest wrote, never runs a helper program and never leaves a file on
-//! the host: what it makes lives in namespaces and ends with them.
+//! the host: what it makes lives in namespaces and ends with them. Where no namespace can be had, it
+//! builds the shorter list of walls in `bare`.
 
+mod bare;
 mod client;
 mod error;
 mod fs;
@@ -20,10 +22,11 @@ mod template;
 mod walls;
 mod wire;
 
+pub use bare::{BARE_AGENT, BarePlan, clear};
 pub use client::{Launcher, Pending, Program};
 pub use error::{Failure, LaunchError, Wall};
 pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
 pub use seal::seal;
 pub use seccomp::{DENIED, Denied};
-pub use server::serve;
+pub use server::{Mode, serve};
 pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};

@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 
+use crate::bare::{BarePlan, Shop};
 use crate::error::{Failure, Wall};
-use crate::plan::LaunchPlan;
+use crate::plan::{Cgroup, LaunchPlan};
 use crate::spawn::Workshop;
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, Reply};
@@ -24,14 +25,17 @@ const EMPTYING: Duration = Duration::from_secs(4);
 
 /// Serves over the inherited control socket until its other end is closed; then ends every sandbox
 /// it has launched, and removes the control groups their plans named.
-pub fn serve() -> Result<(), Failure> {
+pub fn serve(mode: Mode) -> Result<(), Failure> {
     let inherited = |fd| sys::inherited(fd).map_err(|errno| failed(errno, "inherited descriptors"));
     let (control, agent) = (inherited(CONTROL_FD)?, inherited(AGENT_FD)?);
     sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| failed(errno, "closing"))?;
     let signals = sys::child_signals().map_err(|errno| failed(errno, "signals"))?;
-    let workshop = Workshop::open(agent);
+    let works = match mode {
+        Mode::Namespaces => Works::Namespaces(Workshop::open(agent)),
+        Mode::Bare => Works::Bare(Shop::open(agent)),
+    };
     let (live, left) = (Vec::new(), Vec::new());
-    let mut server = Server { control, signals, workshop, live, left };
+    let mut server = Server { control, signals, works, live, left };
     server.run();
     server.end_all();
     Ok(())
@@ -39,6 +43,81 @@ pub fn serve() -> Result<(), Failure> {
 
 fn failed(errno: Errno, detail: &str) -> Failure {
     Failure::new(Wall::Request, errno, detail)
+}
+
+/// What a launcher builds with. Decided once: namespaces are entered for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Namespaces, for [`LaunchPlan`]s.
+    Namespaces,
+    /// None, for [`BarePlan`]s.
+    Bare,
+}
+
+impl Mode {
+    /// The launcher's argument that asks for it.
+    pub const BARE: &str = "bare";
+}
+
+/// What launches are made with, or why none can be.
+enum Works {
+    Namespaces(Result<Workshop, Failure>),
+    Bare(Result<Shop, Failure>),
+}
+
+impl Works {
+    /// Starts a launch. Answers the child that ends last, and the control groups it was given.
+    fn begin(
+        &mut self,
+        text: &[u8],
+        pipe: &OwnedFd,
+        reply: &OwnedFd,
+    ) -> Result<(Pid, Option<Cgroup>), Failure> {
+        let wrong =
+            |error: serde_json::Error| Failure::without_errno(Wall::Request, error.to_string());
+        match self {
+            Works::Namespaces(workshop) => {
+                let plan: LaunchPlan = serde_json::from_slice(text).map_err(wrong)?;
+                let workshop = workshop.as_mut().map_err(|failure| failure.clone())?;
+                Ok((workshop.begin(&plan, pipe, reply)?, plan.cgroup))
+            }
+            Works::Bare(shop) => {
+                let plan: BarePlan = serde_json::from_slice(text).map_err(wrong)?;
+                let shop = shop.as_ref().map_err(|failure| failure.clone())?;
+                Ok((shop.begin(&plan, pipe, reply)?, plan.cgroup))
+            }
+        }
+    }
+
+    /// Does something where the host's paths can be seen.
+    fn on_host(&self, work: impl FnOnce()) {
+        match self {
+            Works::Namespaces(Ok(workshop)) => {
+                let _ = workshop.on_host(|| {
+                    work();
+                    Ok(())
+                });
+            }
+            Works::Namespaces(Err(_)) => {}
+            Works::Bare(_) => work(),
+        }
+    }
+
+    /// What can be done ahead of time, if anything.
+    fn unprepared(&mut self) -> Option<&mut Workshop> {
+        match self {
+            Works::Namespaces(Ok(workshop)) if !workshop.is_prepared() => Some(workshop),
+            Works::Namespaces(_) | Works::Bare(_) => None,
+        }
+    }
+
+    /// The signal at which a child ends with everything in it: a warden has something to do first.
+    fn ending(&self) -> Signal {
+        match self {
+            Works::Namespaces(_) => Signal::KILL,
+            Works::Bare(_) => Signal::TERM,
+        }
+    }
 }
 
 /// A child, from its birth to its burial.
@@ -50,7 +129,7 @@ struct Live {
 struct Server {
     control: OwnedFd,
     signals: OwnedFd,
-    workshop: Result<Workshop, Failure>,
+    works: Works,
     live: Vec<Live>,
     /// Control groups of sandboxes that have ended.
     left: Vec<PathBuf>,
@@ -77,12 +156,12 @@ impl Server {
 
     /// What there is to do; and while there is nothing, what can be done ahead.
     fn next(&mut self) -> Result<Ready, Errno> {
-        if self.workshop.as_ref().is_ok_and(|workshop| !workshop.is_prepared()) {
+        if self.works.unprepared().is_some() {
             let ready = self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
             if ready.control || ready.children {
                 return Ok(ready);
             }
-            if let Ok(workshop) = &mut self.workshop {
+            if let Some(workshop) = self.works.unprepared() {
                 workshop.prepare();
             }
         }
@@ -121,11 +200,8 @@ impl Server {
     }
 
     fn begin(&mut self, text: &[u8], pipe: &OwnedFd, reply: &OwnedFd) -> Result<(), Failure> {
-        let plan: LaunchPlan = serde_json::from_slice(text)
-            .map_err(|error| Failure::without_errno(Wall::Request, error.to_string()))?;
-        let workshop = self.workshop.as_mut().map_err(|failure| failure.clone())?;
-        let pid = workshop.begin(&plan, pipe, reply)?;
-        let cgroups = plan.cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();
+        let (pid, cgroup) = self.works.begin(text, pipe, reply)?;
+        let cgroups = cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();
         self.live.push(Live { pid, cgroups });
         Ok(())
     }
@@ -145,18 +221,14 @@ impl Server {
 
     /// The owner removes the groups of sandboxes that ended; what it has removed is forgotten.
     fn forget_removed(&mut self) {
-        let Ok(workshop) = &self.workshop else { return };
         let left = &mut self.left;
-        let _ = workshop.on_host(|| {
-            left.retain(|directory| rustix::fs::stat(directory).is_ok());
-            Ok(())
-        });
+        self.works.on_host(|| left.retain(|directory| rustix::fs::stat(directory).is_ok()));
     }
 
     /// The owner is gone: so is everything it had.
     fn end_all(&mut self) {
         for live in &self.live {
-            let _ = kill_process(live.pid, Signal::KILL);
+            let _ = kill_process(live.pid, self.works.ending());
         }
         for live in std::mem::take(&mut self.live) {
             let _ = waitpid(Some(live.pid), WaitOptions::empty());
@@ -168,16 +240,14 @@ impl Server {
     /// A group can be removed once its last process is buried, which a pid namespace's end promises
     /// for its members but not to the microsecond.
     fn remove_cgroups(&self, directories: &[PathBuf]) {
-        let Ok(workshop) = &self.workshop else { return };
         let deadline = Instant::now() + EMPTYING;
-        let _ = workshop.on_host(|| {
+        self.works.on_host(|| {
             for directory in directories {
                 while rustix::fs::rmdir(directory) == Err(Errno::BUSY) && Instant::now() < deadline
                 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
-            Ok(())
         });
     }
 }

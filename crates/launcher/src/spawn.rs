@@ -43,7 +43,7 @@ impl Workshop {
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let ground = Ground::prepare()?;
         let landlock = sys::landlock_abi().ok();
-        let filter = seccomp::program();
+        let filter = seccomp::program(seccomp::Kind::Namespaces);
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
         let templates = Templates::default();
         let (masks, network) = (masks(), Spare::default());

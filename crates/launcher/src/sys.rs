@@ -211,6 +211,28 @@ pub(crate) fn close_from(first: c_uint, now: bool) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Closes every descriptor above the standard ones but these.
+pub(crate) fn keep_only<const N: usize>(kept: [OwnedFd; N]) -> Result<[OwnedFd; N], Errno> {
+    let mut numbers = kept.each_ref().map(|fd| fd.as_raw_fd() as c_uint);
+    numbers.sort_unstable();
+    let mut first = 3;
+    for number in numbers {
+        if number > first {
+            // SAFETY: no pointers are passed. Callers use nothing they hold but what is kept.
+            answer(unsafe { libc::syscall(libc::SYS_close_range, first, number - 1, 0) })?;
+        }
+        first = number + 1;
+    }
+    close_from(first, true)?;
+    Ok(kept)
+}
+
+/// Whether a number names an open descriptor.
+pub(crate) fn is_open(number: RawFd) -> bool {
+    // SAFETY: only asks for flags; a number that is not open answers EBADF.
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+}
+
 /// Makes `target` name what `from` names; unlike a typed dup, the number is what matters.
 pub(crate) fn duplicate_onto(from: RawFd, target: RawFd, cloexec: bool) -> Result<(), Errno> {
     if from == target {

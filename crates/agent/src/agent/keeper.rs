@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::io::write;
+use rustix::io::{Errno, write};
 use rustix::process::{Pid, Signal};
 
 use super::program::{Image, Stdio, Step, Surroundings};
@@ -82,7 +82,13 @@ impl Keeper<'_> {
         let [stdin, stdout, stderr] = &self.stdio.0;
         sys::close_all_but(&mut sys::raw(&[stdin, stdout, stderr, &self.report]));
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        die_with(self.agent)
+        die_with(self.agent)?;
+        if let Some(scope) = self.surroundings.scope {
+            let own = scope.enter(Some(self.agent))?;
+            own.obey(self.agent)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        }
+        Ok(())
     }
 
     fn keep(self) -> i32 {
@@ -128,7 +134,7 @@ impl Keeper<'_> {
 /// Asks the kernel to be killed when the parent dies, and makes sure that it has not yet.
 fn die_with(parent: Pid) -> rustix::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH) }
+    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH) }
 }
 
 /// Reaps everybody, and reports the program's end as soon as it comes.

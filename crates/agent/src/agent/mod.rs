@@ -13,6 +13,7 @@ mod link;
 mod poll;
 mod program;
 mod run;
+mod scope;
 mod start;
 mod streams;
 mod sys;
@@ -29,6 +30,7 @@ use channel::Channel;
 use files::Roots;
 use link::{Link, Stop};
 use program::Surroundings;
+use scope::Scope;
 
 /// Everything the agent knows.
 struct Agent {
@@ -37,6 +39,8 @@ struct Agent {
     children: OwnedFd,
     roots: Roots,
     surroundings: Surroundings,
+    /// How far signals reach, where a Landlock domain bounds it.
+    scope: Option<Scope>,
     channels: BTreeMap<u32, Channel>,
     /// The highest channel number so far; every other number up to it has ended.
     highest: u32,
@@ -52,8 +56,10 @@ pub fn main(args: impl Iterator<Item = String>) -> ExitCode {
         return ExitCode::from(64);
     };
     let stop = agent.serve();
-    if !sys::is_init() {
-        tree::end_all_descendants(&agent.children);
+    match agent.scope {
+        Some(scope) => scope::end_all(scope),
+        None if sys::is_init() => {}
+        None => tree::end_all_descendants(&agent.children),
     }
     match stop {
         Stop::Closed => ExitCode::SUCCESS,

@@ -147,6 +147,10 @@ impl Agent {
 
     /// What a killed keeper kept has fallen to the agent and belongs to nobody now.
     fn end_strays(&mut self) {
+        if let Some(scope) = self.scope {
+            // Nobody can tell whose they are: everybody goes.
+            return scope.kill_all();
+        }
         let known: BTreeSet<_> =
             self.channels.values().filter_map(super::channel::Channel::child).collect();
         tree::kill_strays(&known);

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+use super::scope::Scope;
 use super::sys::{self, Pointers};
 use crate::protocol::{Limit, Spawn, StartKind};
 
@@ -20,6 +21,8 @@ pub struct Surroundings {
     pub root: CString,
     /// The limit of open files as the agent found it, before it raised its own.
     pub open_files: Rlimit,
+    /// How far signals reach, where a Landlock domain bounds it.
+    pub scope: Option<Scope>,
 }
 
 /// A program made ready.
@@ -136,6 +139,10 @@ impl Image {
         self.set_limits(around).map_err(or(Step::Limits))?;
         if let Some((uid, gid)) = self.user.filter(|(uid, gid)| !sys::is_user(*uid, *gid)) {
             sys::become_user(uid, gid).map_err(at(Step::User))?;
+        }
+        if let Some(scope) = around.scope {
+            // Below its keeper's, so that it cannot end that.
+            scope.enter(rustix::process::getppid()).map_err(or(Step::Session))?;
         }
         sys::signals_for_program();
         Ok(())

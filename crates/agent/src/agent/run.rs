@@ -27,6 +27,8 @@ pub struct Run {
     pub keeper: Option<i32>,
     /// Whether everything of it is to be ended.
     pub killing: bool,
+    /// Whether the keeper itself signals those it keeps.
+    scoped: bool,
     pub report: OwnedFd,
     pub phase: Phase,
     terminal: Option<OwnedFd>,
@@ -118,17 +120,23 @@ impl Run {
 
     /// Sends a signal to the program and its descendants.
     pub fn signal(&self, number: u8) {
-        if let Some(keeper) = self.keeper {
-            tree::signal_descendants(keeper, number.into());
+        match self.keeper {
+            Some(keeper) if self.scoped => sys::request(keeper, number.into()),
+            Some(keeper) => tree::signal_descendants(keeper, number.into()),
+            None => {}
         }
     }
 
     /// Ends all of its processes that can be found now.
     pub fn hunt(&self) {
-        if let Some(keeper) = self.keeper {
-            tree::kill_descendants(keeper);
-            // A keeper that was stopped from inside could not reap.
-            sys::signal(keeper, libc::SIGCONT);
+        match self.keeper {
+            Some(keeper) if self.scoped => sys::request(keeper, libc::SIGKILL),
+            Some(keeper) => {
+                tree::kill_descendants(keeper);
+                // A keeper that was stopped from inside could not reap.
+                sys::signal(keeper, libc::SIGCONT);
+            }
+            None => {}
         }
     }
 }
@@ -184,6 +192,7 @@ impl Agent {
         let run = Run {
             keeper: Some(keeper),
             killing: false,
+            scoped: self.scope.is_some(),
             report,
             phase: Phase::Live,
             terminal: ours.terminal,

@@ -11,12 +11,21 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 use super::files::Roots;
 use super::link::Link;
 use super::program::Surroundings;
+use super::scope::Scope;
 use super::{Agent, sys};
 use crate::protocol::{FromAgent, Hello, MAX_FRAME, VERSION};
 
+/// The argument which says that a Landlock domain takes the place of a pid namespace.
+const SCOPED: &str = "--scoped";
+
 /// Makes everything ready and says hello.
 pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
-    let (Some(pipe), Some(root)) = (args.next(), args.next()) else {
+    let mut first = args.next();
+    let scoped = first.as_deref() == Some(SCOPED);
+    if scoped {
+        first = args.next();
+    }
+    let (Some(pipe), Some(root)) = (first, args.next()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     // The name is for those who look at the host's list of processes; nothing here needs it.
@@ -30,18 +39,30 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
     let _ = rustix::process::setsid();
     rustix::process::umask(Mode::from_raw_mode(0o022));
     // What runs beside it as the same user may neither trace it nor look into its descriptors.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    // Where a Landlock domain keeps them apart, it is the warden outside that has to look.
+    let scope = if scoped { Some(Scope::inherited(rustix::process::getppid())?) } else { None };
+    if scope.is_none() {
+        rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut agent = Agent {
         link: Link::new(input, output),
         children: sys::watch_children()?,
+        scope,
         roots: Roots::open(&root)?,
-        surroundings: Surroundings { root: CString::new(root)?, open_files: raise_open_files() },
+        surroundings: Surroundings {
+            root: CString::new(root)?,
+            open_files: raise_open_files(),
+            scope,
+        },
         channels: BTreeMap::new(),
         highest: 0,
         greeted: false,
         next_hunt: None,
     };
+    if scoped {
+        sys::hold_requests()?;
+    }
     agent.link.send(&FromAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 }));
     Ok(agent)
 }

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Which side of a fork this is.
 pub enum Fork {
@@ -173,6 +174,86 @@ pub fn signal(pid: i32, number: i32) {
     if pid > 1 {
         // SAFETY: has no memory effects; never a group or everybody, as the check above ensures.
         unsafe { libc::kill(pid, number) };
+    }
+}
+
+/// The signal by which the agent asks a keeper to signal everybody it keeps.
+const REQUEST: libc::c_int = libc::SIGUSR1;
+
+/// Keeps requests waiting until [`obey`]; inherited by every keeper.
+pub fn hold_requests() -> io::Result<()> {
+    let mut set = no_signals();
+    // SAFETY: the set is valid and outlives the call.
+    check(unsafe {
+        libc::sigaddset(&mut set, REQUEST);
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut())
+    })?;
+    Ok(())
+}
+
+/// Whose requests are obeyed.
+static OBEYED: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid record; a queued one has sender and value. Nothing is called
+    // but `kill`, and the interrupted code finds its error number as it was.
+    unsafe {
+        let before = *libc::__errno_location();
+        let queued = (*request).si_code == libc::SI_QUEUE;
+        if queued && (*request).si_pid() == OBEYED.load(Ordering::Relaxed) {
+            libc::kill(-1, (*request).si_value().sival_ptr as libc::c_int);
+        }
+        *libc::__errno_location() = before;
+    }
+}
+
+/// Signals everybody in reach whenever `agent` asks for it. Only [`super::scope::Scope`] may call it.
+pub fn obey(agent: i32) -> io::Result<()> {
+    OBEYED.store(agent, Ordering::Relaxed);
+    // SAFETY: all zeroes are a valid action, which is then filled; the handler keeps to what may be
+    // done in one; the set is valid.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_request as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        check(libc::sigaction(REQUEST, &action, std::ptr::null_mut()))?;
+        let mut set = no_signals();
+        libc::sigaddset(&mut set, REQUEST);
+        check(libc::sigprocmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()))?;
+    }
+    Ok(())
+}
+
+/// Asks a keeper to send a signal to everybody it keeps. If it is gone, so are they.
+pub fn request(keeper: i32, number: i32) {
+    let value = libc::sigval { sival_ptr: number as usize as *mut libc::c_void };
+    // SAFETY: plain numbers; the value is not used as a pointer.
+    unsafe { libc::sigqueue(keeper, REQUEST, value) };
+}
+
+/// Signals every process this one may signal. Only [`super::scope::Scope`] may call it.
+pub fn signal_all_in_reach(number: i32) {
+    // SAFETY: plain numbers. That there is nobody in reach is no failure.
+    unsafe { libc::kill(-1, number) };
+}
+
+/// Keeps signals of this process and all it starts among themselves.
+pub fn keep_signals() -> rustix::io::Result<()> {
+    // The kernel's `struct landlock_ruleset_attr`: files, network, scopes.
+    const SCOPE_SIGNALS: u64 = 2;
+    let rules: [u64; 3] = [0, 0, SCOPE_SIGNALS];
+    let last_error = || rustix::io::Errno::from_io_error(&io::Error::last_os_error());
+    let failed = || last_error().unwrap_or(rustix::io::Errno::IO);
+    // SAFETY: the struct outlives the call; the descriptor is nobody else's.
+    unsafe {
+        let size = size_of_val(&rules);
+        let made = libc::syscall(libc::SYS_landlock_create_ruleset, &rules, size, 0);
+        let Ok(raw @ 0..) = RawFd::try_from(made) else { return Err(failed()) };
+        let ruleset = OwnedFd::from_raw_fd(raw);
+        match libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) {
+            0 => Ok(()),
+            _ => Err(failed()),
+        }
     }
 }
 

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use libc::{self, sock_filter};
 
 use super::allowed::{ALLOWED, ALLOWED_HERE, LOOKED_AT};
-use super::{Action, Check, DENIED};
+use super::bare::{BARE, BARE_HERE};
+use super::{Action, Check, DENIED, Kind};
 
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xC000_003E;
@@ -48,8 +49,8 @@ fn refuse(errno: i32) -> sock_filter {
     ins(RETURN, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
 }
 
-/// The whole filter.
-pub(crate) fn program() -> Vec<sock_filter> {
+/// The whole filter, for a sandbox of this kind.
+pub(crate) fn program(kind: Kind) -> Vec<sock_filter> {
     let mut program = vec![
         ins(LOAD, ARCH_OFFSET),
         test(EQUAL, ARCHITECTURE, 1, 0),
@@ -58,25 +59,32 @@ pub(crate) fn program() -> Vec<sock_filter> {
         test(AT_LEAST, FOREIGN_ABI, 0, 1),
         ins(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
     ];
-    program.extend(halve(&ranges()));
+    program.extend(halve(&ranges(kind)));
     program
 }
 
 /// What happens to each call, by number.
-fn actions() -> BTreeMap<u32, Action> {
+fn actions(kind: Kind) -> BTreeMap<u32, Action> {
     let mut actions: BTreeMap<u32, Action> = BTreeMap::new();
     for group in ALLOWED.iter().chain(ALLOWED_HERE) {
         actions.extend(group.calls.iter().map(|call| (*call as u32, Action::Allow)));
     }
     actions.extend(LOOKED_AT.iter().map(|(call, action)| (*call as u32, *action)));
+    match kind {
+        Kind::Namespaces => {}
+        Kind::Bare => {
+            let calls = BARE.iter().chain(BARE_HERE);
+            actions.extend(calls.map(|call| (call.number as u32, call.action)));
+        }
+    }
     // Last, so that a call on both lists is refused.
     actions.extend(DENIED.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))));
     actions
 }
 
 /// Where each range begins, and what is done from there on.
-fn ranges() -> Vec<(u32, Action)> {
-    let actions = actions();
+fn ranges(kind: Kind) -> Vec<(u32, Action)> {
+    let actions = actions(kind);
     let mut ranges: Vec<(u32, Action)> = Vec::new();
     for number in 0..NUMBERS {
         let fallback = match number < NEW_FROM {
@@ -120,11 +128,16 @@ fn leaf(action: Action) -> Vec<sock_filter> {
     match action {
         Action::Allow => vec![allow()],
         Action::Refuse(errno) => vec![refuse(errno)],
+        Action::Ask => vec![ins(RETURN, libc::SECCOMP_RET_USER_NOTIF)],
         Action::Look(Check::Clone) => clone(),
         Action::Look(Check::Socket) => socket(),
         Action::Look(Check::SocketPair) => socket_pair(),
         Action::Look(Check::Ioctl) => ioctl(),
         Action::Look(Check::Personality) => personality(),
+        Action::Look(Check::StreamPair) => stream_pair(),
+        Action::Look(Check::Itself) => itself(0),
+        Action::Look(Check::ItsPriority(process)) => its_priority(process),
+        Action::Look(Check::IoctlKeeps) => ioctl_keeps(),
     }
 }
 
@@ -184,6 +197,46 @@ fn internet() -> Vec<sock_filter> {
 fn socket_pair() -> Vec<sock_filter> {
     let local = test(EQUAL, libc::AF_UNIX as u32, 0, 1);
     vec![argument(0), local, allow(), refuse(libc::EAFNOSUPPORT)]
+}
+
+/// A pair of connected local sockets. Not datagrams: those can still be sent to any name.
+fn stream_pair() -> Vec<sock_filter> {
+    vec![
+        argument(0),
+        test(EQUAL, libc::AF_UNIX as u32, 0, 4),
+        argument(1),
+        ins(AND, 0xF), // the rest are flags
+        test(EQUAL, libc::SOCK_STREAM as u32, 2, 0),
+        test(EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0),
+        refuse(libc::EAFNOSUPPORT),
+        allow(),
+    ]
+}
+
+/// The process named by this argument is the caller, by the number that always means it.
+fn itself(index: u32) -> Vec<sock_filter> {
+    vec![argument(index), test(EQUAL, 0, 0, 1), allow(), refuse(libc::EPERM)]
+}
+
+/// The same where the first argument says of what the second is the number.
+fn its_priority(process: u32) -> Vec<sock_filter> {
+    let mut code = vec![argument(0), test(EQUAL, process, 1, 0), refuse(libc::EPERM)];
+    code.extend(itself(1));
+    code
+}
+
+/// As [`ioctl`], and nothing that changes a file's flags, for which reading it is enough.
+fn ioctl_keeps() -> Vec<sock_filter> {
+    const SET_FLAGS: u32 = 0x4008_6602;
+    const SET_PROJECT: u32 = 0x401C_5820;
+    let mut code = vec![
+        argument(1),
+        test(EQUAL, SET_FLAGS, 1, 0),
+        test(EQUAL, SET_PROJECT, 0, 1),
+        refuse(libc::EPERM),
+    ];
+    code.extend(ioctl());
+    code
 }
 
 fn ioctl() -> Vec<sock_filter> {

@@ -2,12 +2,22 @@
 //! a program once, when the launcher starts. What no list names is refused.
 
 mod allowed;
+mod bare;
 mod compile;
 mod denied;
 
 pub use denied::{DENIED, Denied};
 
 pub(crate) use compile::program;
+
+/// What else stands around the guest, which decides what the filter has to refuse itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Namespaces keep processes, networks and names inside.
+    Namespaces,
+    /// Nothing but Landlock does.
+    Bare,
+}
 
 /// What the filter does with one system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +28,8 @@ pub(crate) enum Action {
     Refuse(i32),
     /// Its arguments decide.
     Look(Check),
+    /// Whoever watches from outside decides, and does it in the caller's stead.
+    Ask,
 }
 
 /// Calls whose arguments decide.
@@ -33,4 +45,12 @@ pub(crate) enum Check {
     Ioctl,
     /// `personality`: none that weakens the process.
     Personality,
+    /// `socketpair`: connected for good.
+    StreamPair,
+    /// A call about a process: the caller itself only.
+    Itself,
+    /// A call about a process, a group or a user, a process being this: the caller itself only.
+    ItsPriority(u32),
+    /// `ioctl`: as above, and no change of a file's flags.
+    IoctlKeeps,
 }

@@ -91,14 +91,18 @@ fn group(gid: u32) -> String {
 
 /// What the host has of the list.
 pub(super) fn kept() -> Result<Vec<Item>, Failure> {
-    let names = present();
     let mut items = Vec::new();
-    for (entry, _) in KEPT {
-        for inside in expand(entry, &names) {
-            items.extend(item(Path::new("/"), &format!("etc/{inside}"), false)?);
-        }
+    for inside in paths() {
+        items.extend(item(Path::new("/"), &inside, false)?);
     }
     Ok(items)
+}
+
+/// The list with its patterns filled in, from the host's root.
+pub(super) fn paths() -> Vec<String> {
+    let names = present();
+    let expanded = KEPT.iter().flat_map(|(entry, _)| expand(entry, &names));
+    expanded.map(|inside| format!("etc/{inside}")).collect()
 }
 
 fn expand(entry: &str, names: &[String]) -> Vec<String> {

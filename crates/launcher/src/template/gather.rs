@@ -81,6 +81,17 @@ pub(super) fn gather(root: &Root, uid: u32, gid: u32) -> Result<Vec<Item>, Failu
     Ok(items)
 }
 
+/// What of the host any guest may read, from the host's root; not all of it need be there.
+pub(super) fn readable() -> Vec<String> {
+    let system = SYSTEM.iter().map(|(directory, _)| (*directory).to_owned());
+    system.chain(etc::paths()).collect()
+}
+
+/// The device nodes any guest may use, by their names in `/dev`.
+pub(super) fn device_names() -> impl Iterator<Item = &'static str> {
+    DEVICES.iter().map(|(device, _)| *device)
+}
+
 /// Tells an image apart from another that has taken its place.
 pub(super) fn version(path: &Path) -> Result<(u64, u64, i64, u64), Failure> {
     let place = resolved(path).at(Wall::Source, &name(path))?;

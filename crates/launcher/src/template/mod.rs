@@ -18,6 +18,16 @@ use crate::plan::{LaunchPlan, Root};
 use crate::{fs, sys};
 use gather::{Item, What};
 
+/// What of the host any guest may read, as whole paths; not all of it need be there.
+pub(crate) fn readable() -> Vec<String> {
+    gather::readable().into_iter().map(|inside| format!("/{inside}")).collect()
+}
+
+/// The device nodes any guest may use, as whole paths.
+pub(crate) fn devices() -> Vec<String> {
+    gather::device_names().map(|device| format!("/dev/{device}")).collect()
+}
+
 /// Home directory inside.
 pub(crate) const HOME: &str = "/home/sandbox";
 /// How many kinds of root are kept ready; each costs some mounts in every copy.

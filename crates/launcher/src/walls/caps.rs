@@ -21,6 +21,12 @@ pub(crate) fn drop_all() -> Result<(), Failure> {
         | Bits::NO_CAP_AMBIENT_RAISE
         | Bits::NO_CAP_AMBIENT_RAISE_LOCKED;
     set_capabilities_secure_bits(bits).at(wall, "the secure bits")?;
+    drop_own()
+}
+
+/// What takes no capability to give up; `no_new_privs` makes the bounding set mean nothing.
+pub(crate) fn drop_own() -> Result<(), Failure> {
+    let wall = Wall::Capabilities;
     clear_ambient_capability_set().at(wall, "the ambient set")?;
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };

@@ -49,8 +49,14 @@ fn member_list(directory: &Path) -> Result<OwnedFd, Failure> {
 /// Joins, and then makes the groups joined the top of what can be seen: in the other order the
 /// namespace would show the launcher's own place in the hierarchy.
 pub(crate) fn join(membership: &Membership) -> Result<(), Failure> {
+    join_lists(membership)?;
+    sys::unshare(UnshareFlags::NEWCGROUP).at(Wall::Namespaces, "the cgroup namespace")
+}
+
+/// Joins where there is a list to join; a unified group was joined by birth.
+pub(crate) fn join_lists(membership: &Membership) -> Result<(), Failure> {
     for list in &membership.lists {
         rustix::io::write(list, b"0").at(Wall::Cgroup, "joining a control group")?;
     }
-    sys::unshare(UnshareFlags::NEWCGROUP).at(Wall::Namespaces, "the cgroup namespace")
+    Ok(())
 }

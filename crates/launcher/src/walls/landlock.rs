@@ -1,7 +1,7 @@
 //! The second wall for files: even where a mount or a permission should let a write through, only
 //! the writable places of the plan accept one. Also ties signals, abstract sockets and TCP down.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{CWD, Mode, OFlags, fstat};
@@ -26,8 +26,12 @@ const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 /// Device nodes are never made, wherever one may write.
 const NEVER: u64 = MAKE_CHAR | MAKE_BLOCK;
 
-const BOTH_TCP: u64 = 0b11;
+/// Binding and connecting.
+pub(crate) const BOTH_TCP: u64 = 0b11;
+const SIGNALS: u64 = 0b10;
 const BOTH_SCOPES: u64 = 0b11;
+/// The first version that can keep signals and abstract sockets inside.
+pub(crate) const SCOPES_SINCE: u32 = 6;
 
 /// What this kernel's version handles of files.
 fn file_rights(abi: u32) -> u64 {
@@ -50,29 +54,81 @@ fn attribute_size(abi: u32) -> usize {
     }
 }
 
+/// A rule set in the making: what it handles is refused wherever no rule allows it.
+pub(crate) struct Rules {
+    ruleset: OwnedFd,
+    handled: u64,
+}
+
+impl Rules {
+    /// Handles everything of files that this kernel's version knows, the TCP rights given, and signals
+    /// and abstract sockets to whoever is not under the same rules.
+    pub(crate) fn new(abi: u32, tcp: u64) -> Result<Rules, Failure> {
+        let handled = file_rights(abi);
+        let attr = RulesetAttr {
+            handled_access_fs: handled,
+            handled_access_net: tcp,
+            scoped: BOTH_SCOPES,
+        };
+        let ruleset = sys::landlock_ruleset(&attr, attribute_size(abi));
+        Ok(Rules { ruleset: ruleset.at(Wall::Landlock, "a rule set")?, handled })
+    }
+
+    /// Allows reading and executing below a place.
+    pub(crate) fn read(&self, place: impl AsFd) -> Result<(), Errno> {
+        self.allow(place, READ)
+    }
+
+    /// Allows the use of a device, or of all below a directory.
+    pub(crate) fn device(&self, place: impl AsFd) -> Result<(), Errno> {
+        self.allow(place, READ | WRITE_FILE | TRUNCATE | IOCTL_DEV)
+    }
+
+    /// Allows everything below a place, but making devices.
+    pub(crate) fn write(&self, place: impl AsFd) -> Result<(), Errno> {
+        self.allow(place, self.handled & !NEVER)
+    }
+
+    fn allow(&self, place: impl AsFd, access: u64) -> Result<(), Errno> {
+        let directory = fstat(&place)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        let access = if directory { access } else { access & ON_FILES };
+        sys::landlock_allow(self.ruleset.as_fd(), place.as_fd(), access & self.handled)
+    }
+
+    /// Puts the process under them, for good.
+    pub(crate) fn enforce(&self) -> Result<(), Failure> {
+        sys::landlock_restrict(self.ruleset.as_fd()).at(Wall::Landlock, "the restriction")
+    }
+}
+
+/// Opens a place for a rule.
+pub(crate) fn place(path: &str) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+}
+
 /// Puts the process under its rules. Comes after the last mount, which Landlock would refuse.
 pub(crate) fn restrict(abi: u32, network: Network, writable: &[PathBuf]) -> Result<(), Failure> {
     let wall = Wall::Landlock;
-    let handled = file_rights(abi);
     let tcp = match network {
         Network::None => BOTH_TCP,
         Network::Loopback => 0,
     };
-    let attr =
-        RulesetAttr { handled_access_fs: handled, handled_access_net: tcp, scoped: BOTH_SCOPES };
-    let ruleset = sys::landlock_ruleset(&attr, attribute_size(abi)).at(wall, "a rule set")?;
-    let allow = |path: &str, access: u64| -> Result<(), Errno> {
-        let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let directory = fstat(&place)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
-        let access = if directory { access } else { access & ON_FILES };
-        sys::landlock_allow(ruleset.as_fd(), place.as_fd(), access & handled)
-    };
-    allow("/", READ).at(wall, "/")?;
-    allow("/dev", READ | WRITE_FILE | TRUNCATE | IOCTL_DEV).at(wall, "/dev")?;
+    let rules = Rules::new(abi, tcp)?;
+    place("/").and_then(|root| rules.read(root)).at(wall, "/")?;
+    place("/dev").and_then(|devices| rules.device(devices)).at(wall, "/dev")?;
     for path in writable {
-        allow(&name(path), handled & !NEVER).at(wall, &name(path))?;
+        let path = name(path);
+        place(&path).and_then(|found| rules.write(found)).at(wall, &path)?;
     }
-    sys::landlock_restrict(ruleset.as_fd()).at(wall, "the restriction")
+    rules.enforce()
+}
+
+/// Keeps signals of this process and all its descendants among themselves, and nothing else.
+pub(crate) fn keep_signals() -> Result<(), Failure> {
+    let attr = RulesetAttr { handled_access_fs: 0, handled_access_net: 0, scoped: SIGNALS };
+    let ruleset = sys::landlock_ruleset(&attr, attribute_size(SCOPES_SINCE));
+    let ruleset = ruleset.at(Wall::Landlock, "a rule set for signals")?;
+    sys::landlock_restrict(ruleset.as_fd()).at(Wall::Landlock, "the scope of signals")
 }
 
 /// Asks for something that only Landlock refuses: an empty node of the kind that overlays use to mark

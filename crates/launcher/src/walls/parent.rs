@@ -4,7 +4,9 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, getpgid, getsid, set_parent_process_death_signal, setsid};
+use rustix::process::{
+    Pid, Signal, getpgid, getpid, getsid, set_parent_process_death_signal, setsid,
+};
 
 use crate::error::{At, Failure, Wall};
 
@@ -33,5 +35,16 @@ pub(crate) fn prove_group() -> Result<String, Failure> {
     match (group, session) {
         (Pid::INIT, Pid::INIT) => Ok("process 1 leads its own".to_owned()),
         _ => Err(Failure::without_errno(Wall::Session, "the launcher's group is shared")),
+    }
+}
+
+/// Reads it back where process numbers are the host's.
+pub(crate) fn prove_own_group() -> Result<String, Failure> {
+    let own = Some(getpid());
+    let group = getpgid(None).at(Wall::Session, "the process group")?;
+    let session = getsid(None).at(Wall::Session, "the session")?;
+    match (Some(group), Some(session)) == (own, own) {
+        true => Ok("the agent leads its own".to_owned()),
+        false => Err(Failure::without_errno(Wall::Session, "the launcher's group is shared")),
     }
 }

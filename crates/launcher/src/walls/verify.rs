@@ -25,7 +25,7 @@ pub(crate) struct Expected<'a> {
     pub landlock: Option<u32>,
 }
 
-fn missing<T>(wall: Wall, detail: impl Into<String>) -> Result<T, Failure> {
+pub(crate) fn missing<T>(wall: Wall, detail: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::without_errno(wall, detail))
 }
 
@@ -57,10 +57,10 @@ pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> 
 }
 
 /// What the kernel says about this process, behind one open directory.
-struct Process(OwnedFd);
+pub(crate) struct Process(pub OwnedFd);
 
 impl Process {
-    fn open() -> Result<Process, Failure> {
+    pub(crate) fn open() -> Result<Process, Failure> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(CWD, "/proc/self", flags, Mode::empty());
         opened.map(Process).at(Wall::Proc, "/proc/self")
@@ -70,20 +70,25 @@ impl Process {
         let file =
             rustix::fs::openat(&self.0, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                 .at(wall, name)?;
-        let mut text = Vec::new();
-        loop {
-            text.reserve(4096);
-            let room = rustix::buffer::spare_capacity(&mut text);
-            if rustix::io::read(&file, room).at(wall, name)? == 0 {
-                break;
-            }
-        }
-        String::from_utf8(text).or_else(|_| missing(wall, format!("{name} is not text")))
+        read_all(&file, name, wall)
     }
 }
 
+/// The whole text of a kernel file that is open.
+pub(crate) fn read_all(file: &OwnedFd, name: &str, wall: Wall) -> Result<String, Failure> {
+    let mut text = Vec::new();
+    loop {
+        text.reserve(4096);
+        let room = rustix::buffer::spare_capacity(&mut text);
+        if rustix::io::read(file, room).at(wall, name)? == 0 {
+            break;
+        }
+    }
+    String::from_utf8(text).or_else(|_| missing(wall, format!("{name} is not text")))
+}
+
 /// `/proc/self/status`, read once.
-struct Status(String);
+pub(crate) struct Status(pub String);
 
 impl Status {
     fn field(&self, name: &str) -> &str {
@@ -94,7 +99,7 @@ impl Status {
         found.unwrap_or_default().trim()
     }
 
-    fn is(&self, wall: Wall, name: &str, value: &str) -> Result<String, Failure> {
+    pub(crate) fn is(&self, wall: Wall, name: &str, value: &str) -> Result<String, Failure> {
         match self.field(name) {
             found if found == value => Ok(format!("{name}: {found}")),
             found => missing(wall, format!("{name} is {found:?} and should be {value:?}")),
@@ -129,7 +134,7 @@ fn identity(process: &Process, plan: &LaunchPlan) -> Result<String, Failure> {
     Ok(format!("uid {} gid {}, one of each mapped", plan.uid, plan.gid))
 }
 
-fn parent_death() -> Result<String, Failure> {
+pub(crate) fn parent_death() -> Result<String, Failure> {
     match parent_process_death_signal().at(Wall::ParentDeath, "asking")? {
         Some(Signal::KILL) => Ok("SIGKILL".to_owned()),
         _ => missing(Wall::ParentDeath, "no signal is set"),
@@ -237,8 +242,13 @@ fn descriptors(process: &Process) -> Result<String, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::openat(&process.0, "fd", flags, Mode::empty())
         .at(Wall::Descriptors, "/proc/self/fd")?;
+    count_descriptors(&open)
+}
+
+/// Counts what is open, through a directory of descriptors that was opened for it.
+pub(crate) fn count_descriptors(open: &OwnedFd) -> Result<String, Failure> {
     let mut buffer = Vec::with_capacity(1024);
-    let mut entries = rustix::fs::RawDir::new(&open, buffer.spare_capacity_mut());
+    let mut entries = rustix::fs::RawDir::new(open, buffer.spare_capacity_mut());
     let mut count = 0;
     while let Some(entry) = entries.next() {
         let entry = entry.at(Wall::Descriptors, "/proc/self/fd")?;

@@ -1,0 +1,173 @@
+//! Modes and times of files, which Landlock does not decide about: the filter hands these calls to the
+//! warden, which carries them out where the guest may write and nowhere else. What the guest's memory
+//! says is copied once and then judged by the object the kernel finds, never by text alone.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+
+use super::calls;
+
+/// The longest path the kernel takes, with its end.
+const PATH_LIMIT: usize = 4096;
+/// What a mode may say. Not: to run as the owner, whoever runs it.
+const MODES: u32 = 0o1777;
+
+/// What is asked for.
+enum Change {
+    Mode(u32),
+    Times(Option<[u8; 32]>),
+}
+
+/// Of what: a directory or file by descriptor, and a path from there.
+struct Target {
+    from: i32,
+    path: u64,
+    follow: bool,
+    empty: bool,
+}
+
+/// Deals with the next call. An error means that nobody is left who could ask.
+pub(super) fn serve(listener: BorrowedFd<'_>, writable: &[PathBuf]) -> Result<(), Errno> {
+    let call = match calls::next_call(listener) {
+        // Whoever asked was ended before it was heard.
+        Err(Errno::NOENT | Errno::INTR) => return Ok(()),
+        call => call?,
+    };
+    calls::reply(listener, call.id, decide(listener, &call, writable));
+    Ok(())
+}
+
+fn decide(
+    listener: BorrowedFd<'_>,
+    call: &libc::seccomp_notif,
+    writable: &[PathBuf],
+) -> Result<(), Errno> {
+    let (target, change) = understand(call)?;
+    let object = find(call.pid, &target)?;
+    // Numbers are used again: what was found may be another process's.
+    if !calls::still_waits(listener, call.id) {
+        return Err(Errno::SRCH);
+    }
+    if !is_below(&object, writable)? {
+        return Err(Errno::PERM);
+    }
+    match change {
+        Change::Mode(mode) if mode & !MODES != 0 => Err(Errno::PERM),
+        Change::Mode(mode) => calls::set_mode(object.as_fd(), mode),
+        Change::Times(times) => calls::set_times(object.as_fd(), times),
+    }
+}
+
+fn understand(call: &libc::seccomp_notif) -> Result<(Target, Change), Errno> {
+    let [first, second, third, fourth, ..] = call.data.args;
+    let plain = |from, path| Target { from, path, follow: true, empty: false };
+    let (target, change) = match i64::from(call.data.nr) {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chmod => (plain(libc::AT_FDCWD, first), mode(second)),
+        libc::SYS_fchmod => (plain(number(first), 0), mode(second)),
+        libc::SYS_fchmodat => (plain(number(first), second), mode(third)),
+        libc::SYS_fchmodat2 => (flagged(first, second, fourth)?, mode(third)),
+        libc::SYS_utimensat => (flagged(first, second, fourth)?, times(call.pid, third)?),
+        _ => return Err(Errno::NOSYS),
+    };
+    let by_descriptor = i64::from(call.data.nr) == libc::SYS_fchmod
+        || i64::from(call.data.nr) == libc::SYS_utimensat;
+    match target.path == 0 && !by_descriptor {
+        true => Err(Errno::FAULT),
+        false => Ok((target, change)),
+    }
+}
+
+/// Descriptors and modes are the lower halves of their registers.
+fn number(register: u64) -> i32 {
+    (register as u32).cast_signed()
+}
+
+fn mode(register: u64) -> Change {
+    // The kernel itself looks at no more than the permission bits.
+    Change::Mode(register as u32 & 0o7777)
+}
+
+fn times(pid: u32, pointer: u64) -> Result<Change, Errno> {
+    let mut bytes = [0; 32];
+    match pointer {
+        0 => Ok(Change::Times(None)),
+        _ if calls::read_memory(pid, pointer, &mut bytes)? == bytes.len() => {
+            Ok(Change::Times(Some(bytes)))
+        }
+        _ => Err(Errno::FAULT),
+    }
+}
+
+fn flagged(from: u64, path: u64, flags: u64) -> Result<Target, Errno> {
+    let flags = number(flags);
+    if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    let empty = flags & libc::AT_EMPTY_PATH != 0;
+    Ok(Target { from: number(from), path, follow, empty })
+}
+
+/// Opens what is meant, only to name it.
+fn find(pid: u32, target: &Target) -> Result<OwnedFd, Errno> {
+    let path = match target.path {
+        0 => CString::default(),
+        pointer => text(pid, pointer)?,
+    };
+    if path.is_empty() {
+        let named = target.path == 0 || target.empty;
+        return if named { held(pid, target.from) } else { Err(Errno::NOENT) };
+    }
+    let from = match path.as_bytes().starts_with(b"/") {
+        true => openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
+        false => held(pid, target.from)?,
+    };
+    let last = if target.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+    let flags = OFlags::PATH | OFlags::CLOEXEC | last;
+    openat2(from, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)
+}
+
+/// What a process holds under a number, or its working directory.
+fn held(pid: u32, number: i32) -> Result<OwnedFd, Errno> {
+    let link = match number {
+        libc::AT_FDCWD => format!("/proc/{pid}/cwd"),
+        0.. => format!("/proc/{pid}/fd/{number}"),
+        _ => return Err(Errno::BADF),
+    };
+    let opened = openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|errno| if errno == Errno::NOENT { Errno::BADF } else { errno })
+}
+
+/// A text in another process's memory. Read page by page: the next one need not be there.
+fn text(pid: u32, pointer: u64) -> Result<CString, Errno> {
+    const PAGE: u64 = 4096;
+    let mut bytes = Vec::new();
+    while bytes.len() < PATH_LIMIT {
+        let at = pointer.checked_add(bytes.len() as u64).ok_or(Errno::FAULT)?;
+        let mut piece = vec![0; (PAGE - at % PAGE) as usize];
+        let count = calls::read_memory(pid, at, &mut piece)?;
+        piece.truncate(count);
+        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
+            bytes.extend_from_slice(&piece[..end]);
+            let fits = bytes.len() < PATH_LIMIT;
+            return CString::new(bytes).ok().filter(|_| fits).ok_or(Errno::NAMETOOLONG);
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Err(Errno::NAMETOOLONG)
+}
+
+/// Whether an object lies where the guest may write, as the kernel names it.
+fn is_below(object: &OwnedFd, writable: &[PathBuf]) -> Result<bool, Errno> {
+    use std::os::fd::AsRawFd;
+    let link = format!("/proc/self/fd/{}", object.as_raw_fd());
+    let path = rustix::fs::readlink(link, Vec::new())?;
+    let path = Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
+    Ok(writable.iter().any(|place| path.starts_with(place)))
+}

@@ -1,0 +1,137 @@
+//! Removes a directory tree that a guest has filled, after its last process has ended: whatever its
+//! depth, its modes and its names. Never follows a link, and needs the same memory for any tree.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+
+/// How many entries are looked at before those are dealt with.
+const BATCH: usize = 512;
+
+/// Removes a directory with everything in it. Succeeds when nothing is there.
+pub fn clear(path: &Path) -> io::Result<()> {
+    let top = match open(CWD, path) {
+        Err(Errno::NOENT) => return Ok(()),
+        opened => opened?,
+    };
+    let mut moved = 0;
+    // A directory inside gives its own directories to the top before it goes, so that the way down
+    // is never longer than one step.
+    loop {
+        let entries = batch(&top)?;
+        if entries.is_empty() {
+            break;
+        }
+        for (name, kind) in entries {
+            match kind {
+                FileType::Directory => flatten(&top, &name, &mut moved)?,
+                _ => gone(unlinkat(&top, &name, AtFlags::empty()))?,
+            }
+        }
+    }
+    drop(top);
+    Ok(gone(unlinkat(CWD, path, AtFlags::REMOVEDIR))?)
+}
+
+fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+    if removed == Err(Errno::NOENT) { Ok(()) } else { removed }
+}
+
+fn open(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, name, flags, Mode::empty())
+}
+
+/// Some entries with what they are; none only where there are none.
+fn batch(directory: &OwnedFd) -> Result<Vec<(CString, FileType)>, Errno> {
+    let mut entries = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => kind_of(directory, name)?,
+            known => known,
+        };
+        entries.push((name.to_owned(), kind));
+        if entries.len() == BATCH {
+            break;
+        }
+    }
+    Ok(entries)
+}
+
+fn kind_of(directory: &OwnedFd, name: &CStr) -> Result<FileType, Errno> {
+    let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(FileType::from_raw_mode(stat.st_mode))
+}
+
+/// Empties one directory of the top and removes it.
+fn flatten(top: &OwnedFd, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
+    // Its owner may have locked itself out of it.
+    chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
+    let directory = open(top, name)?;
+    loop {
+        let entries = batch(&directory)?;
+        if entries.is_empty() {
+            break;
+        }
+        for (inner, kind) in entries {
+            match kind {
+                FileType::Directory => move_up(&directory, &inner, top, moved)?,
+                _ => gone(unlinkat(&directory, &inner, AtFlags::empty()))?,
+            }
+        }
+    }
+    gone(unlinkat(top, name, AtFlags::REMOVEDIR))
+}
+
+fn move_up(from: &OwnedFd, name: &CStr, top: &OwnedFd, moved: &mut u64) -> Result<(), Errno> {
+    // A directory can be moved only by who may write to it.
+    chmodat(from, name, Mode::RWXU, AtFlags::empty())?;
+    loop {
+        *moved += 1;
+        let to = format!(".cleared-{moved}");
+        match renameat(from, name, top, to) {
+            // The guest has guessed the name: the next one will do.
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_tree_of_any_depth_and_mode_is_removed_and_links_are_not_followed() {
+        let home = tempfile::tempdir().unwrap();
+        let (top, kept) = (home.path().join("top"), home.path().join("kept"));
+        std::fs::create_dir(&top).unwrap();
+        std::fs::write(&kept, "kept").unwrap();
+        symlink(home.path(), top.join("link")).unwrap();
+        std::fs::write(top.join(".cleared-1"), "in the way").unwrap();
+        let mut at = open(CWD, &top).unwrap();
+        // Deeper than any path can name, and than descriptors can follow.
+        for _ in 0..3000 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = open(&at, "d").unwrap();
+        }
+        let locked = top.join("locked");
+        std::fs::create_dir(&locked).unwrap();
+        std::fs::write(locked.join("file"), "x").unwrap();
+        std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0)).unwrap();
+        clear(&top).unwrap();
+        assert!(!top.exists());
+        assert_eq!(std::fs::read_to_string(&kept).unwrap(), "kept");
+        clear(&top).unwrap();
+    }
+}
