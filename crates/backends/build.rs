@@ -3,7 +3,7 @@
 include!("../../build/static_bin.rs");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if std::env::var_os("CARGO_FEATURE_NATIVE").is_none() {
+    if std::env::var_os("CARGO_FEATURE_LINUX").is_none() {
         return Ok(());
     }
     let agent = static_bin("stockade-agent", "stockade-agent", &[], &["crates/agent"])?;

@@ -1,5 +1,9 @@
 //! The backends: one module each, one cargo feature each.
 
+#[cfg(feature = "landlock")]
+pub mod landlock;
+#[cfg(feature = "linux")]
+mod linux;
 #[cfg(feature = "mock")]
 pub mod mock;
 #[cfg(feature = "native")]

@@ -12,12 +12,27 @@ use crate::{HostObserver, Observer, Subject};
 pub struct OnHost {
     backend: Arc<dyn Backend>,
     engine: Option<(PathBuf, Vec<String>)>,
+    namespaces: bool,
+    directories: Vec<PathBuf>,
 }
 
 impl OnHost {
     /// Judges this backend.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, engine: None }
+        Self { backend, engine: None, namespaces: true, directories: Vec::new() }
+    }
+
+    /// One whose sandboxes have no namespaces of their own.
+    #[must_use]
+    pub fn without_namespaces(self) -> Self {
+        Self { namespaces: false, ..self }
+    }
+
+    /// One that may leave something in this directory.
+    #[must_use]
+    pub fn leaving_nothing_in(mut self, directory: PathBuf) -> Self {
+        self.directories.push(directory);
+        self
     }
 
     /// With a program that runs [`crate::serve_engine`] on such a backend, for the kit to kill.
@@ -37,7 +52,11 @@ impl Subject for OnHost {
     }
 
     fn observer(&self) -> Arc<dyn Observer> {
-        Arc::new(HostObserver::default())
+        Arc::new(HostObserver::new(self.directories.clone()))
+    }
+
+    fn has_namespaces(&self) -> bool {
+        self.namespaces
     }
 
     fn engine_process(&self) -> Option<Command> {

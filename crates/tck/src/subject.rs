@@ -45,6 +45,12 @@ pub trait Subject: Send + Sync {
         SandboxSpec { backend, ..SandboxSpec::default() }
     }
 
+    /// Whether its sandboxes have namespaces of their own: a root in which the workspace lies at its
+    /// usual path, and a bounding set of capabilities that could be emptied.
+    fn has_namespaces(&self) -> bool {
+        true
+    }
+
     /// A process that opens an engine on the directory in [`ENGINE_STATE`], builds a sandbox with the
     /// workspace in [`ENGINE_WORKSPACE`] and the variable [`MARK`] with the value it has itself, starts
     /// `./probe ignore-signals-then-sleep 60000`, prints the sandbox's id and a newline once it runs,

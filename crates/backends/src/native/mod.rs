@@ -3,36 +3,38 @@
 //!
 //! This module decides nothing about walls: the launcher builds them and reads them back.
 
-mod cgroup;
-mod embed;
-mod find;
 mod plan;
 mod probe;
-mod ready;
-mod running;
 mod sandbox;
-mod tally;
-mod watch;
 
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use rustix::process::Signal;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
+    Admitted, Backend, BackendName, Capabilities, Error, Result, Sandbox, SandboxId,
 };
-use stockade_launcher::{LaunchError, Launched, Launcher, Pending, Program};
+use stockade_launcher::{LaunchError, Launched, Launcher};
 
-use cgroup::{Group, Hierarchy};
-use running::Running;
 use sandbox::NativeSandbox;
+
+use crate::linux::cgroup::{Group, Hierarchy, House};
+use crate::linux::running::{self, Built, Running};
+use crate::linux::{self, embed, find};
 
 /// The native backend's name.
 pub const NAME: BackendName = BackendName::literal("native");
+
+/// The name its agents run under.
+const AGENT: &str = "stockade-agent";
+
+/// Its control groups: the agent and the keeper of an execution are not the guest's.
+const HOUSE: House = House { parent: "stockade", own_processes: plan::OWN_PROCESSES };
 
 /// How long the agent may take to say its first word.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -58,7 +60,7 @@ impl Native {
     }
 
     fn hierarchy(&self) -> &Hierarchy {
-        self.hierarchy.get_or_init(Hierarchy::detect)
+        self.hierarchy.get_or_init(|| Hierarchy::detect(HOUSE))
     }
 
     fn launcher(&self) -> Result<&Launcher> {
@@ -66,15 +68,8 @@ impl Native {
         if let Some(launcher) = self.launcher.get() {
             return Ok(launcher);
         }
-        let start = || {
-            let agent = embed::sealed("stockade-agent", embed::AGENT)?;
-            let program = embed::sealed("stockade-launcher", embed::LAUNCHER)?;
-            Launcher::start(&Program::Fd(program.as_fd()), agent.as_fd())
-        };
-        let started = start().map_err(|error| {
-            let message = "the launcher cannot be started";
-            Error::new(ErrorCode::Unavailable, "create", message).backend(NAME).source(error)
-        })?;
+        let started =
+            embed::launcher(Launcher::start).map_err(|error| linux::no_launcher(NAME, error))?;
         Ok(self.launcher.get_or_init(|| started))
     }
 
@@ -89,37 +84,43 @@ impl Native {
         let mut plan = plan::plan(id, admitted)?;
         plan.cgroup = group.map(Group::plan);
         let pending = self.launcher()?.begin(&plan, pipe).map_err(not_launched)?;
-        answer(pending).await
+        linux::answer(NAME, pending).await
     }
 
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
-        let group = self.hierarchy().create(id, admitted.limits()).map_err(|error| {
-            let message = "its control group cannot be made";
-            Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error)
-        })?;
+        let group = self
+            .hierarchy()
+            .create(id, admitted.limits())
+            .map_err(|error| linux::no_group(NAME, error))?;
         let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
         let launched = self.launch(id, admitted, group.as_ref(), theirs.into()).await?;
-        let first = (launched.pid.cast_signed(), launched.pidfd);
-        let running = Arc::new(Running::new(id.clone(), first, group, admitted));
+        let built = Built {
+            backend: NAME,
+            last: (launched.pid.cast_signed(), launched.pidfd),
+            ending: Signal::KILL,
+            group,
+            written: Vec::new(),
+        };
+        let running = Arc::new(Running::new(id.clone(), built, admitted));
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
         ours.set_nonblocking(true).map_err(no_pipe)?;
         let ours = tokio::net::UnixStream::from_std(ours).map_err(no_pipe)?;
         let client = AgentClient::connect(ours, HELLO_DEADLINE).await?;
-        Ok(NativeSandbox { running, client })
+        Ok(NativeSandbox { running, client, user: plan::user(admitted.spec()) })
     }
 
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
-        let agents = find::agents().into_iter().filter(|(_, of)| of == id);
+        let agents = find::agents(AGENT).into_iter().filter(|(_, of)| of == id);
         for (pid, _) in agents {
             if let Some(pidfd) =
-                find::kill_if(pid, |pid| find::sandbox_of(pid).as_ref() == Some(id))
+                find::kill_if(pid, |pid| find::sandbox_of(AGENT, pid).as_ref() == Some(id))
             {
                 let _ = tokio::time::timeout(HELLO_DEADLINE, running::ended(&pidfd)).await;
             }
         }
         match self.hierarchy().find(id) {
-            Some(group) => running::remove(id, &group).await,
+            Some(group) => running::remove(&NAME, id, &group).await,
             None => Ok(()),
         }
     }
@@ -156,7 +157,7 @@ impl Backend for Native {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        let agents = find::agents().into_iter().map(|(_, id)| id);
+        let agents = find::agents(AGENT).into_iter().map(|(_, id)| id);
         let ids: BTreeSet<_> = agents.chain(self.hierarchy().ids()).collect();
         Ok(ids.into_iter().collect())
     }
@@ -174,26 +175,10 @@ impl Backend for Native {
     }
 }
 
-async fn answer(pending: Pending) -> Result<Launched> {
-    ready::readable(&pending).await.map_err(no_pipe)?;
-    pending.finish().map_err(not_launched)
-}
-
 fn no_pipe(error: std::io::Error) -> Error {
-    Error::new(ErrorCode::System, "create", "the pipe to the sandbox failed")
-        .backend(NAME)
-        .source(error)
+    linux::no_pipe(NAME, error)
 }
 
 fn not_launched(error: LaunchError) -> Error {
-    let failed =
-        |message: String| Error::new(ErrorCode::WallMissing, "create", message).backend(NAME);
-    let LaunchError::Failed(failure) = error else {
-        return failed(error.to_string()).source(error);
-    };
-    let told = failed(failure.to_string());
-    match failure.remedy {
-        Some(remedy) => told.remedy(remedy),
-        None => told,
-    }
+    linux::not_launched(NAME, error)
 }

@@ -2,12 +2,11 @@
 //! wall back, which is what the launcher does each time.
 
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, Feature, LimitKind, RootMode,
-    SandboxId, SandboxSpec, Support, admit,
+    Backend, Boundary, Capabilities, Error, Feature, LimitKind, RootMode, SandboxSpec, Support,
 };
 
-use super::cgroup::Hierarchy;
 use super::{NAME, Native};
+use crate::linux::{self, limits};
 
 const BOUNDARY: Boundary = Boundary::SharedKernel;
 
@@ -70,43 +69,18 @@ pub(super) async fn measure(native: &Native) -> Capabilities {
         (Ok(()), Ok(())) => stands(native, Support::full("overlayfs in the user namespace")),
         (Err(error), _) => {
             let remedy = error.hint().unwrap_or("see docs/backends/native.md").to_owned();
-            Capabilities::unavailable(NAME, BOUNDARY, reason(&error), remedy)
+            Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
         }
-    }
-}
-
-fn reason(error: &Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{}: {source}", error.message()),
-        None => error.message().to_owned(),
     }
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
 async fn trial(native: &Native, root: RootMode) -> Result<(), Error> {
-    let id: SandboxId = trial_id();
-    let created = native.create(&id, &provisional(root)?).await.map(drop);
+    let id = linux::trial_id();
+    let spec = SandboxSpec { root, ..SandboxSpec::default() };
+    let created = native.create(&id, &linux::provisional(NAME, &spec)?).await.map(drop);
     let destroyed = native.destroy(&id).await;
     created.and(destroyed)
-}
-
-fn trial_id() -> SandboxId {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let text = format!("probe{}n{number}", std::process::id());
-    text.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
-}
-
-/// Admission by what is about to be found out.
-fn provisional(root: RootMode) -> Result<Admitted, Error> {
-    let hope = Feature::ALL
-        .iter()
-        .fold(Capabilities::none(BackendName::literal("native"), BOUNDARY), |hope, feature| {
-            hope.with(*feature, Support::full("hope"))
-        });
-    let spec = SandboxSpec { root, ..SandboxSpec::default() };
-    admit(&spec, &hope).map_err(|refusals| Error::refused("probe", Some(NAME), refusals))
 }
 
 /// The walls stand: what else is there depends on the control groups.
@@ -118,69 +92,28 @@ fn stands(native: &Native, copy_on_write: Support) -> Capabilities {
     for (feature, reason, remedy) in ABSENT {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for kind in [
-        LimitKind::Memory,
-        LimitKind::Processes,
-        LimitKind::CpuRate,
-        LimitKind::CpuTime,
-        LimitKind::Disk,
-    ] {
-        all = all.with(kind.feature(), limit(kind, native.hierarchy()));
+    for (feature, support) in limits::measured(native.hierarchy(), processes(), disk()) {
+        all = all.with(feature, support);
     }
     all
 }
 
-fn limit(kind: LimitKind, hierarchy: &Hierarchy) -> Support {
-    let controllers = hierarchy.controllers();
-    let by = hierarchy.name();
-    let remedy = delegation_remedy(kind);
-    match kind {
-        LimitKind::Memory if controllers.memory => Support::full(format!("{by} memory controller")),
-        LimitKind::Memory => Support::partial(
-            "counting resident memory every 10 ms, and RLIMIT_DATA for each process",
-            "processes together may go beyond it for a few milliseconds",
-            remedy,
+/// Where no control group counts them, the user namespace does.
+fn processes() -> Support {
+    match rustix::process::geteuid().is_root() {
+        true => Support::missing(
+            "the kernel does not hold root to RLIMIT_NPROC",
+            limits::delegation_remedy(LimitKind::Processes),
         ),
-        LimitKind::Processes if controllers.processes => {
-            Support::full(format!("{by} pids controller"))
-        }
-        LimitKind::Processes if rustix::process::geteuid().is_root() => {
-            Support::missing("the kernel does not hold root to RLIMIT_NPROC", remedy)
-        }
-        LimitKind::Processes => Support::full("RLIMIT_NPROC, counted for the user namespace alone"),
-        LimitKind::CpuRate if controllers.cpu => Support::full(format!("{by} cpu controller")),
-        LimitKind::CpuRate => Support::missing(unavailable(hierarchy), remedy),
-        LimitKind::CpuTime if controllers.cpu_usage => {
-            Support::full(format!("{by} counter, read every 50 ms"))
-        }
-        LimitKind::CpuTime => Support::partial(
-            "RLIMIT_CPU for each process, and adding up their times",
-            "a process that nobody waits for takes its time with it",
-            remedy,
-        ),
-        LimitKind::Disk => Support::partial(
-            "sized file systems for private places; for a local workspace RLIMIT_FSIZE and adding up \
-             its files every 250 ms",
-            "a file that was deleted while it is open does not count, nor what is written between two looks",
-            "use --read-only, or keep it as far as it goes with --without disk-limit",
-        ),
-        LimitKind::WallTime | LimitKind::OpenFiles | LimitKind::Output => {
-            Support::missing("not a matter of control groups", "none needed")
-        }
+        false => Support::full("RLIMIT_NPROC, counted for the user namespace alone"),
     }
 }
 
-fn unavailable(hierarchy: &Hierarchy) -> String {
-    match hierarchy {
-        Hierarchy::None { reason } => reason.clone(),
-        Hierarchy::V1(_) | Hierarchy::V2(_) => "the controller is not available".into(),
-    }
-}
-
-fn delegation_remedy(kind: LimitKind) -> String {
-    format!(
-        "run it in a delegated control group (`systemd-run --user --scope -p Delegate=yes stockade …`), \
-         or go without with --without {}",
-        kind.feature()
+fn disk() -> Support {
+    Support::partial(
+        "sized file systems for private places; for a local workspace RLIMIT_FSIZE and adding up \
+         its files every 250 ms",
+        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "use --read-only, or keep it as far as it goes with --without disk-limit",
     )
 }

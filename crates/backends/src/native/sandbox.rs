@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use stockade_agent::client::{AgentClient, Limit};
+use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, EnvName, Files, Process, Result, Sandbox, SandboxId,
+    Command, EffectiveLimits, EnvName, Files, Process, Result, Sandbox, SandboxId, User,
 };
 
-use super::running::Running;
-use super::watch::Watched;
+use crate::linux::running::Running;
+use crate::linux::watch::{Watched, held};
 
 /// Private, writable, and there in every sandbox.
 const HOME: &str = "/home/sandbox";
@@ -17,6 +17,8 @@ const HOME: &str = "/home/sandbox";
 pub(super) struct NativeSandbox {
     pub running: Arc<Running>,
     pub client: AgentClient,
+    /// Whom everything in it runs as.
+    pub user: User,
 }
 
 #[async_trait]
@@ -27,12 +29,7 @@ impl Sandbox for NativeSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = self.settle(command);
-        // For each process a whole second more than the execution may use: the exact count of all
-        // of them is the watch's.
-        let seconds = limits.cpu_time.map(|time| time.as_millis().div_ceil(1000) + 1);
-        let held: Vec<_> =
-            seconds.map(|seconds| (Limit::CpuSeconds, seconds)).into_iter().collect();
-        let Process { events, control } = self.client.spawn(&command, &held).await?;
+        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })
     }
@@ -49,7 +46,7 @@ impl NativeSandbox {
         if let Ok(name) = "HOME".parse::<EnvName>() {
             command.env.entry(name).or_insert_with(|| HOME.into());
         }
-        command.user = command.user.filter(|user| *user != self.running.user);
+        command.user = command.user.filter(|user| *user != self.user);
         command
     }
 }

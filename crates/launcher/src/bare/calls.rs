@@ -101,10 +101,8 @@ pub(super) fn read_memory(pid: u32, from: u64, into: &mut [u8]) -> Result<usize,
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: into.len() };
     // SAFETY: the local part is the whole of a buffer that outlives the call; the remote one is an
     // address of another process, which the kernel checks.
-    let count = unsafe {
-        libc::syscall(libc::SYS_process_vm_readv, pid, &raw const local, 1, &raw const remote, 1, 0)
-    };
-    answer(count).and_then(|count| usize::try_from(count).map_err(|_| Errno::FAULT))
+    let count = unsafe { libc::process_vm_readv(pid.cast_signed(), &local, 1, &remote, 1, 0) };
+    answer(count as c_long).and_then(|count| usize::try_from(count).map_err(|_| Errno::FAULT))
 }
 
 /// Changes the mode of what a descriptor names.

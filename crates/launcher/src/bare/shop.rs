@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, getpid, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::plan::BarePlan;
 use super::warden;
@@ -52,11 +54,16 @@ impl Shop {
         seal::check(&agent)?;
         let pid = getpid();
         let itself = pidfd_open(pid, PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
-        let privileged = geteuid().is_root();
-        if privileged {
-            // Membership in root's groups would otherwise be handed down to every sandbox.
-            rustix::thread::set_thread_groups(&[]).at(Wall::Ground, "supplementary groups")?;
+        let capable = capabilities(None).at(Wall::Ground, "its capabilities")?.effective;
+        if capable.contains(CapabilitySet::SETGID) {
+            // Membership in root's groups would otherwise be handed down to every sandbox. A user
+            // namespace may forbid it to its own root.
+            match rustix::thread::set_thread_groups(&[]) {
+                Ok(()) | Err(Errno::PERM) => {}
+                Err(errno) => return Err(Failure::new(Wall::Ground, errno, "other groups")),
+            }
         }
+        let privileged = capable.contains(CapabilitySet::SETPCAP);
         let filter = seccomp::program(Kind::Bare);
         Ok(Shop { filter, landlock: landlock()?, privileged, pid, itself, agent })
     }

@@ -7,13 +7,16 @@ use std::fs;
 use rustix::process::{
     Resource, getegid, geteuid, getgid, getgroups, getpid, getppid, getrlimit, getuid,
 };
+use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use crate::{Done, fine, process};
 
+/// The highest descriptor that is looked for.
+const DESCRIPTORS: u32 = 4096;
+
 /// Everything that can be seen.
 pub fn report() -> Done {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     fine(json!({
         "ids": ids(),
         "pid": getpid().as_raw_nonzero().get(),
@@ -21,12 +24,12 @@ pub fn report() -> Done {
         "hostname": rustix::system::uname().nodename().to_string_lossy(),
         "namespaces": links("/proc/self/ns"),
         "mounts": mounts(),
-        "capabilities": capabilities(&status),
-        "noNewPrivs": field(&status, "NoNewPrivs"),
-        "seccomp": field(&status, "Seccomp"),
+        "capabilities": capabilities(),
+        "noNewPrivs": rustix::thread::no_new_privs().ok().map(|on| if on { "1" } else { "0" }),
+        "seccomp": seccomp(),
         "limits": limits(),
         "environment": environment(),
-        "descriptors": links("/proc/self/fd"),
+        "descriptors": descriptors(),
         "directory": std::env::current_dir().ok(),
         "pids": process::pids(),
         "interfaces": interfaces(),
@@ -71,20 +74,40 @@ fn mounts() -> Option<Vec<Value>> {
     Some(table.lines().filter_map(mount).collect())
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.map(str::trim)
+fn seccomp() -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    line.map(|value| value.trim().to_owned())
 }
 
-fn capabilities(status: &str) -> BTreeMap<&'static str, Option<&str>> {
-    let sets = [
-        ("inheritable", "CapInh"),
-        ("permitted", "CapPrm"),
-        ("effective", "CapEff"),
-        ("bounding", "CapBnd"),
-        ("ambient", "CapAmb"),
-    ];
-    sets.into_iter().map(|(name, line)| (name, field(status, line))).collect()
+/// Each set as the kernel prints them; asked for directly, since `/proc` need not be there.
+fn capabilities() -> BTreeMap<&'static str, Option<String>> {
+    let sets = rustix::thread::capabilities(None).ok();
+    let of = |set: Option<CapabilitySet>| set.map(|set| format!("{:016x}", set.bits()));
+    let each = |has: fn(CapabilitySet) -> rustix::io::Result<bool>| {
+        let bits = (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit));
+        // The kernel knows no capability of a higher number than the first it refuses.
+        let known = bits.map_while(|bit| has(bit).ok().map(|has| (bit, has)));
+        let held =
+            known.filter(|(_, has)| *has).fold(CapabilitySet::empty(), |all, (bit, _)| all | bit);
+        of(Some(held))
+    };
+    BTreeMap::from([
+        ("inheritable", of(sets.map(|sets| sets.inheritable))),
+        ("permitted", of(sets.map(|sets| sets.permitted))),
+        ("effective", of(sets.map(|sets| sets.effective))),
+        ("bounding", each(rustix::thread::capability_is_in_bounding_set)),
+        ("ambient", each(rustix::thread::capability_is_in_ambient_set)),
+    ])
+}
+
+/// What is open, each number with what it leads to. By trying: the list need not be readable.
+fn descriptors() -> BTreeMap<String, String> {
+    let link = |number: u32| {
+        let target = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+        Some((number.to_string(), target.to_string_lossy().into_owned()))
+    };
+    (0..DESCRIPTORS).filter_map(link).collect()
 }
 
 fn limits() -> BTreeMap<&'static str, Value> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
@@ -11,8 +12,9 @@ fn subject() -> Result<Box<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
         Some("mock") => Ok(Box::new(Simulated::default())),
         Some("control") => Ok(Box::new(Control::default())),
+        Some("landlock") => Ok(Box::new(OnHost::new(Arc::new(Landlock::new())))),
         Some("native") => Ok(Box::new(OnHost::new(Arc::new(Native::new())))),
-        _ => Err("name a subject: mock, control or native".into()),
+        _ => Err("name a subject: mock, control, landlock or native".into()),
     }
 }
 

@@ -18,8 +18,8 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Variables a backend may set by itself; where one of them is the host's, its value is no secret.
-const OWN: [&str; 9] =
-    ["PATH", "HOME", "LANG", "TERM", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME"];
+const OWN: [&str; 10] =
+    ["PATH", "HOME", "TMPDIR", "LANG", "TERM", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME"];
 
 fn environment(facts: &Value) -> Verdict<&Map<String, Value>> {
     facts["environment"]

@@ -109,7 +109,11 @@ async fn relative_directory(kit: Kit) -> Verdict {
 async fn absolute_path(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "here", "text"]).await?;
-    let root = stockade_core::WORKSPACE_ROOT;
+    let root = match kit.subject().has_namespaces() {
+        true => stockade_core::WORKSPACE_ROOT.to_owned(),
+        // Where nothing can be mounted, the workspace keeps the host's name for it.
+        false => kit.workspace().to_string_lossy().into_owned(),
+    };
     let read = room.facts(["read", &format!("{root}/here")]).await?;
     same!(
         "the workspace's file by its absolute path",

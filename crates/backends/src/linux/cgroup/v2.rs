@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, SandboxId};
 
-use super::super::plan::OWN_PROCESSES;
-use super::{Controllers, PARENT, keyed, make, make_below, micros, mount_point};
+use super::{Controllers, House, keyed, make, make_below, micros, mount_point};
 
 /// Where sandboxes' groups are made.
 #[derive(Debug, Clone)]
-pub(in super::super) struct Base {
+pub(crate) struct Base {
     pub(super) parent: PathBuf,
     pub(super) controllers: Controllers,
+    own_processes: u64,
 }
 
 /// The controllers that hold limits of ours.
@@ -25,19 +25,19 @@ const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
 const PERIOD_US: u64 = 100_000;
 
 impl Base {
-    pub(super) fn detect(mounts: &str, own: &str) -> Result<Self, String> {
+    pub(super) fn detect(house: House, mounts: &str, own: &str) -> Result<Self, String> {
         let top =
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let inside = top.join(own.trim_start_matches('/'));
-        Self::at(&top)
-            .or_else(|_| Self::at(&inside))
+        Self::at(house, &top)
+            .or_else(|_| Self::at(house, &inside))
             .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"))
     }
 
     /// Makes the parent and switches on what is there.
-    fn at(place: &Path) -> io::Result<Self> {
-        let parent = place.join(PARENT);
+    fn at(house: House, place: &Path) -> io::Result<Self> {
+        let parent = place.join(house.parent);
         let available = fs::read_to_string(place.join("cgroup.controllers"))?;
         if !WANTED.iter().any(|wanted| available.split_whitespace().any(|name| name == *wanted)) {
             return Err(io::Error::other(format!(
@@ -57,7 +57,7 @@ impl Base {
             // Counted by the kernel in every group, whatever is switched on.
             cpu_usage: true,
         };
-        Ok(Self { parent, controllers })
+        Ok(Self { parent, controllers, own_processes: house.own_processes })
     }
 
     pub(super) fn directory(&self, id: &SandboxId) -> PathBuf {
@@ -83,7 +83,7 @@ impl Base {
             let _ = write("memory.swap.max", "0".into());
         }
         if let (Some(processes), true) = (limits.processes, self.controllers.processes) {
-            write("pids.max", (u64::from(processes) + OWN_PROCESSES).to_string())?;
+            write("pids.max", (u64::from(processes) + self.own_processes).to_string())?;
         }
         if let (Some(rate), true) = (limits.cpu_rate, self.controllers.cpu) {
             let quota = u64::from(rate.0) * PERIOD_US / 1000;

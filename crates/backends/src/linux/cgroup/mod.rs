@@ -14,12 +14,18 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, SandboxId, Span};
 use stockade_launcher::Cgroup;
 
-/// The directory that holds the groups of all sandboxes.
-const PARENT: &str = "stockade";
+/// What a backend's groups have in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct House {
+    /// The name of the directory that holds the groups of all its sandboxes.
+    pub parent: &'static str,
+    /// How many processes of a group are the backend's and not the guest's.
+    pub own_processes: u64,
+}
 
 /// What this host lets us use.
 #[derive(Debug, Clone)]
-pub(super) enum Hierarchy {
+pub(crate) enum Hierarchy {
     V2(v2::Base),
     V1(v1::Base),
     None { reason: String },
@@ -27,14 +33,14 @@ pub(super) enum Hierarchy {
 
 /// The group of one sandbox.
 #[derive(Debug, Clone)]
-pub(super) enum Group {
+pub(crate) enum Group {
     V2(PathBuf),
     V1(v1::Directories),
 }
 
 /// Which limits a hierarchy can hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Controllers {
+pub(crate) struct Controllers {
     pub memory: bool,
     pub processes: bool,
     pub cpu: bool,
@@ -43,16 +49,16 @@ pub(super) struct Controllers {
 
 impl Hierarchy {
     /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
-    pub(super) fn detect() -> Self {
+    pub(crate) fn detect(house: House) -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let second = v2::Base::detect(&mounts, &own);
+        let second = v2::Base::detect(house, &mounts, &own);
         if let Ok(base) = &second
             && base.controllers != Controllers::default()
         {
             return Self::V2(base.clone());
         }
-        match v1::Base::detect(&mounts) {
+        match v1::Base::detect(house, &mounts) {
             Some(base) => Self::V1(base),
             None => {
                 Self::None { reason: second.err().unwrap_or_else(|| "no controller is on".into()) }
@@ -60,7 +66,7 @@ impl Hierarchy {
         }
     }
 
-    pub(super) fn controllers(&self) -> Controllers {
+    pub(crate) fn controllers(&self) -> Controllers {
         match self {
             Self::V2(base) => base.controllers,
             Self::V1(base) => base.controllers(),
@@ -69,7 +75,7 @@ impl Hierarchy {
     }
 
     /// The version, for reports.
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::V2(_) => "cgroup v2",
             Self::V1(_) => "cgroup v1",
@@ -78,7 +84,7 @@ impl Hierarchy {
     }
 
     /// Makes the group of a sandbox with its limits set.
-    pub(super) fn create(
+    pub(crate) fn create(
         &self,
         id: &SandboxId,
         limits: &EffectiveLimits,
@@ -92,7 +98,7 @@ impl Hierarchy {
     }
 
     /// The group a sandbox of this id has or had, whoever made it.
-    pub(super) fn find(&self, id: &SandboxId) -> Option<Group> {
+    pub(crate) fn find(&self, id: &SandboxId) -> Option<Group> {
         match self {
             Self::V2(base) => Some(Group::V2(base.directory(id))),
             Self::V1(base) => Some(Group::V1(base.directories(id))),
@@ -109,14 +115,14 @@ impl Hierarchy {
     }
 
     /// Removes the directories that hold the groups, where no sandbox of anybody is left.
-    pub(super) fn tidy(&self) {
+    pub(crate) fn tidy(&self) {
         for parent in self.parents() {
             let _ = fs::remove_dir(parent);
         }
     }
 
     /// The ids that have a group.
-    pub(super) fn ids(&self) -> Vec<SandboxId> {
+    pub(crate) fn ids(&self) -> Vec<SandboxId> {
         let mut ids: Vec<SandboxId> =
             self.parents().iter().flat_map(|parent| subdirectories(parent)).collect();
         ids.sort();
@@ -133,7 +139,7 @@ fn subdirectories(parent: &Path) -> Vec<SandboxId> {
 
 impl Group {
     /// How the launcher is told about it.
-    pub(super) fn plan(&self) -> Cgroup {
+    pub(crate) fn plan(&self) -> Cgroup {
         match self {
             Self::V2(directory) => Cgroup::V2(directory.clone()),
             Self::V1(directories) => Cgroup::V1(directories.all()),
@@ -141,7 +147,7 @@ impl Group {
     }
 
     /// Processor time used by everything that was ever in it.
-    pub(super) fn cpu_time(&self) -> Option<Span> {
+    pub(crate) fn cpu_time(&self) -> Option<Span> {
         match self {
             Self::V2(directory) => v2::cpu_time(directory),
             Self::V1(directories) => directories.cpu_time(),
@@ -150,7 +156,7 @@ impl Group {
     }
 
     /// The highest memory so far.
-    pub(super) fn peak_memory(&self) -> Option<u64> {
+    pub(crate) fn peak_memory(&self) -> Option<u64> {
         match self {
             Self::V2(directory) => number(&directory.join("memory.peak")),
             Self::V1(directories) => {
@@ -160,7 +166,7 @@ impl Group {
     }
 
     /// How many processes the kernel has killed for want of memory.
-    pub(super) fn oom_kills(&self) -> u64 {
+    pub(crate) fn oom_kills(&self) -> u64 {
         let events = match self {
             Self::V2(directory) => Some(directory.join("memory.events")),
             Self::V1(directories) => {
@@ -171,7 +177,7 @@ impl Group {
     }
 
     /// The processes in it, as the host numbers them.
-    pub(super) fn processes(&self) -> Vec<i32> {
+    pub(crate) fn processes(&self) -> Vec<i32> {
         let text = |directory: &Path| {
             fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default()
         };
@@ -181,7 +187,7 @@ impl Group {
     }
 
     /// Removes it. The kernel refuses while anything is in it, so success is proof that nothing is.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&self) -> io::Result<()> {
         for directory in self.all() {
             match fs::remove_dir(&directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

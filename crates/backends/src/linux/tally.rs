@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// What is used right now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     /// Resident memory of all processes; pages they share count for each.
     pub memory: u64,
     /// Processor time of all, and of those that were waited for.
@@ -19,7 +19,7 @@ pub(super) struct Tally {
 const MOST: usize = 1 << 16;
 
 /// Adds up a process and everything below it.
-pub(super) fn below(pid: i32) -> Tally {
+pub(crate) fn below(pid: i32) -> Tally {
     let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second());
     let mut total = Tally::default();
     let mut seen = HashSet::new();
@@ -58,7 +58,7 @@ fn stat(pid: i32) -> Option<(u64, u64)> {
 }
 
 /// The bytes that files below a directory take, without leaving it or following links.
-pub(super) fn disk(root: &Path) -> u64 {
+pub(crate) fn disk(root: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let mut total = 0;
     let mut todo = vec![root.to_owned()];

@@ -1,12 +1,15 @@
 //! Holds a sandbox to the limits no single mechanism enforces: counts from outside, and ends what goes
 //! beyond. Also says, at an exit, which limit it was (C-16).
 
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use stockade_agent::client::Limit;
 use stockade_core::{
-    Bytes, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent, ProcessEvents, Signal, Span,
+    Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent,
+    ProcessEvents, Signal, Span,
 };
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
@@ -25,8 +28,15 @@ const DISK: Duration = Duration::from_millis(250);
 const SIGXCPU: Signal = Signal(24);
 const SIGXFSZ: Signal = Signal(25);
 
+/// What each process of an execution is held to: a whole second more of processor time than all of
+/// them may use. Their exact count is the watch's.
+pub(crate) fn held(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
+    let seconds = limits.cpu_time.map(|time| time.as_millis().div_ceil(1000) + 1);
+    seconds.map(|seconds| (Limit::CpuSeconds, seconds)).into_iter().collect()
+}
+
 /// The events of one execution, with limits named at the exit.
-pub(super) struct Watched {
+pub(crate) struct Watched {
     inner: Box<dyn ProcessEvents>,
     running: Arc<Running>,
     cpu_before: Span,
@@ -35,7 +45,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn new(
+    pub(crate) fn new(
         inner: Box<dyn ProcessEvents>,
         running: &Arc<Running>,
         control: &Arc<dyn ProcessControl>,
@@ -148,7 +158,7 @@ fn exceeded(running: &Running, cpu: Option<Span>) -> Option<LimitKind> {
     (tally::below(running.pid).memory > most.0).then_some(LimitKind::Memory)
 }
 
-/// Adds up what is written to the workspace, from the first look on.
+/// Adds up what is written to the host's directories, from the first look on.
 #[derive(Default)]
 struct DiskWatch {
     before: Option<u64>,
@@ -157,15 +167,22 @@ struct DiskWatch {
 
 impl DiskWatch {
     async fn exceeded(&mut self, running: &Running) -> Option<LimitKind> {
-        let (root, most) = (running.written.clone()?, running.limits.disk?);
+        let (roots, most) = (running.written.clone(), running.limits.disk?);
+        if roots.is_empty() {
+            return None;
+        }
         if self.next.is_some_and(|next| Instant::now() < next) {
             return None;
         }
         let started = Instant::now();
-        let used = tokio::task::spawn_blocking(move || tally::disk(&root)).await.ok()?;
+        let used = tokio::task::spawn_blocking(move || add_up(&roots)).await.ok()?;
         // A large tree is looked at seldom, so that looking never takes more than a tenth of the time.
         self.next = Some(Instant::now() + DISK.max(started.elapsed() * 10));
         let before = *self.before.get_or_insert(used);
         (used.saturating_sub(before) > most.0).then_some(LimitKind::Disk)
     }
+}
+
+fn add_up(roots: &[PathBuf]) -> u64 {
+    roots.iter().map(|root| tally::disk(root)).sum()
 }

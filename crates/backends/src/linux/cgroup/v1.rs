@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, SandboxId};
 
-use super::super::plan::OWN_PROCESSES;
-use super::{Controllers, PARENT, make, make_below, mount_point, number};
+use super::{Controllers, House, make, make_below, mount_point, number};
 
 /// The parent directory in each controller that can be used.
-#[derive(Debug, Clone, Default)]
-pub(in super::super) struct Base {
+#[derive(Debug, Clone)]
+pub(crate) struct Base {
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    own_processes: u64,
 }
 
 /// The directories of one sandbox.
 #[derive(Debug, Clone, Default)]
-pub(in super::super) struct Directories {
+pub(crate) struct Directories {
     pub(super) memory: Option<PathBuf>,
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
@@ -32,12 +32,14 @@ pub(in super::super) struct Directories {
 const PERIOD_US: u64 = 100_000;
 
 impl Base {
-    pub(super) fn detect(mounts: &str) -> Option<Self> {
+    pub(super) fn detect(house: House, mounts: &str) -> Option<Self> {
+        let parent = |controller| parent(house, mounts, controller);
         let base = Self {
-            memory: parent(mounts, "memory"),
-            pids: parent(mounts, "pids"),
-            cpu: parent(mounts, "cpu"),
-            cpuacct: parent(mounts, "cpuacct"),
+            own_processes: house.own_processes,
+            memory: parent("memory"),
+            pids: parent("pids"),
+            cpu: parent("cpu"),
+            cpuacct: parent("cpuacct"),
         };
         (base.controllers() != Controllers::default()).then_some(base)
     }
@@ -78,7 +80,7 @@ impl Base {
         let made = directories.all().iter().try_for_each(|directory| {
             make_below(directory.parent().unwrap_or(directory), directory)
         });
-        if let Err(error) = made.and_then(|()| directories.limit(limits)) {
+        if let Err(error) = made.and_then(|()| directories.limit(limits, self.own_processes)) {
             for directory in directories.all() {
                 let _ = fs::remove_dir(directory);
             }
@@ -105,7 +107,7 @@ impl Directories {
         number(&self.cpuacct.as_ref()?.join("cpuacct.usage")).map(Duration::from_nanos)
     }
 
-    fn limit(&self, limits: &EffectiveLimits) -> io::Result<()> {
+    fn limit(&self, limits: &EffectiveLimits, own_processes: u64) -> io::Result<()> {
         if let (Some(memory), Some(directory)) = (limits.memory, &self.memory) {
             fs::write(directory.join("memory.limit_in_bytes"), memory.0.to_string())?;
             // Memory and swap together; absent where swap is not accounted.
@@ -114,7 +116,7 @@ impl Directories {
         if let (Some(processes), Some(directory)) = (limits.processes, &self.pids) {
             fs::write(
                 directory.join("pids.max"),
-                (u64::from(processes) + OWN_PROCESSES).to_string(),
+                (u64::from(processes) + own_processes).to_string(),
             )?;
         }
         if let (Some(rate), Some(directory)) = (limits.cpu_rate, &self.cpu) {
@@ -127,11 +129,11 @@ impl Directories {
 }
 
 /// The parent directory in one controller's hierarchy, if this user may make groups there.
-fn parent(mounts: &str, controller: &str) -> Option<PathBuf> {
+fn parent(house: House, mounts: &str, controller: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, options| {
         kind == "cgroup" && options.split(',').any(|option| option == controller)
     })?;
-    let parent = top.join(PARENT);
+    let parent = top.join(house.parent);
     make(&parent).ok()?;
     writable(&parent).then_some(parent)
 }

@@ -1,0 +1,105 @@
+//! What this host lets the landlock backend enforce: measured by building a sandbox and reading every
+//! wall back, which is what the launcher does each time.
+
+use stockade_core::{
+    Backend, Boundary, Capabilities, Error, Feature, LimitKind, SandboxSpec, Support,
+};
+
+use super::{Landlock, NAME};
+use crate::linux::{self, limits};
+
+const BOUNDARY: Boundary = Boundary::SharedKernel;
+
+/// What stands or falls with the walls themselves.
+const WALLS: [(Feature, &str); 14] = [
+    (Feature::FilesystemIsolation, "Landlock, and a warden for what it does not decide about"),
+    (
+        Feature::ProcessIsolation,
+        "Landlock's scope of signals and no /proc; which process numbers are taken can be found out",
+    ),
+    (Feature::NetworkIsolation, "a system call filter: no socket can be made"),
+    (
+        Feature::CompleteKill,
+        "one signal to everybody in its Landlock scope, and a warden who waits",
+    ),
+    (Feature::HostImage, "rules that let the host's system directories be read"),
+    (Feature::LocalWorkspace, "a rule for the directory, which keeps its own path"),
+    (Feature::EphemeralWorkspace, "a directory for temporary files that its warden removes"),
+    (Feature::ReadOnlyWorkspace, "Landlock, and a warden for modes and times"),
+    (Feature::WallTimeLimit, "the engine's timer"),
+    (Feature::OutputLimit, "the engine's count"),
+    (Feature::OpenFilesLimit, "RLIMIT_NOFILE"),
+    (Feature::Stdin, "the agent"),
+    (Feature::Signals, "the agent"),
+    (Feature::FileTransfer, "the agent, resolved by openat2"),
+];
+
+const NATIVE: &str = "use the native backend, which needs user namespaces";
+const OTHER: &str = "choose a backend that has it";
+
+/// What it does not offer, and what does.
+const ABSENT: [(Feature, &str, &str); 13] = [
+    (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE),
+    (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER),
+    (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE),
+    (Feature::OciImage, "another root needs a mount namespace", OTHER),
+    (Feature::WasmImage, "it runs programs of the host's own kind", OTHER),
+    (Feature::ExtraMounts, "a mount needs a mount namespace", NATIVE),
+    (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE),
+    (Feature::ChosenUser, "another user needs a user namespace", NATIVE),
+    (Feature::UserPerCommand, "another user needs a user namespace", OTHER),
+    (Feature::Terminal, "its terminals would lie among the user's own, in reach", NATIVE),
+    (Feature::Pause, "it does not freeze sandboxes", OTHER),
+    (Feature::FilesSnapshot, "it does not capture files", OTHER),
+    (Feature::FullSnapshot, "it cannot capture memory", OTHER),
+];
+
+pub(super) async fn measure(landlock: &Landlock) -> Capabilities {
+    match trial(landlock).await {
+        Ok(()) => stands(landlock),
+        Err(error) => {
+            let remedy = error.hint().unwrap_or("see docs/backends/landlock.md").to_owned();
+            Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
+        }
+    }
+}
+
+/// Builds a sandbox, has every wall read back, and takes it down.
+async fn trial(landlock: &Landlock) -> Result<(), Error> {
+    let id = linux::trial_id();
+    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+    let created = landlock.create(&id, &admitted).await.map(drop);
+    let destroyed = landlock.destroy(&id).await;
+    created.and(destroyed)
+}
+
+/// The walls stand: what else is there depends on the control groups.
+fn stands(landlock: &Landlock) -> Capabilities {
+    let mut all = Capabilities::none(NAME, BOUNDARY);
+    for (feature, by) in WALLS {
+        all = all.with(feature, Support::full(by));
+    }
+    for (feature, reason, remedy) in ABSENT {
+        all = all.with(feature, Support::missing(reason, remedy));
+    }
+    for (feature, support) in limits::measured(landlock.hierarchy(), processes(landlock), disk()) {
+        all = all.with(feature, support);
+    }
+    all
+}
+
+fn processes(landlock: &Landlock) -> Support {
+    let why = limits::unavailable(landlock.hierarchy());
+    Support::missing(
+        format!("RLIMIT_NPROC would count all processes of this user, and {why}"),
+        limits::delegation_remedy(LimitKind::Processes),
+    )
+}
+
+fn disk() -> Support {
+    Support::partial(
+        "RLIMIT_FSIZE, and adding up the files of its directories every 250 ms",
+        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "use --read-only, or keep it as far as it goes with --without disk-limit",
+    )
+}

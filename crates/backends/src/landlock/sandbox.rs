@@ -1,0 +1,60 @@
+//! A sandbox of the landlock backend: the agent's client, with the host's counters behind it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Command, EffectiveLimits, EnvName, Files, Process, Result, Sandbox, SandboxId,
+};
+
+use super::files::{WorkspaceFiles, from_workspace};
+use super::private::Private;
+use crate::linux::running::Running;
+use crate::linux::watch::{Watched, held};
+
+pub(super) struct LandlockSandbox {
+    running: Arc<Running>,
+    files: WorkspaceFiles,
+    private: Private,
+}
+
+impl LandlockSandbox {
+    pub(super) fn new(running: Arc<Running>, client: AgentClient, private: Private) -> Self {
+        Self { running, files: WorkspaceFiles(client), private }
+    }
+
+    /// Places of its own, and the workspace by its usual path.
+    fn settle(&self, command: &Command) -> Command {
+        let mut command = command.clone();
+        let mut default = |name: &str, place: &Path| {
+            if let (Ok(name), Some(place)) = (name.parse::<EnvName>(), place.to_str()) {
+                command.env.entry(name).or_insert_with(|| place.into());
+            }
+        };
+        default("HOME", &self.private.home());
+        default("TMPDIR", &self.private.temporary());
+        command.dir = command.dir.as_ref().map(from_workspace);
+        command.user = None;
+        command
+    }
+}
+
+#[async_trait]
+impl Sandbox for LandlockSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.running.id
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        let command = self.settle(command);
+        let Process { events, control } = self.files.0.spawn(&command, &held(limits)).await?;
+        let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
+        Ok(Process { events, control })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        Ok(&self.files)
+    }
+}

@@ -1,0 +1,71 @@
+//! Which limits control groups hold on this host, and what takes their place where they do not.
+
+use stockade_core::{Feature, LimitKind, Support};
+
+use super::cgroup::Hierarchy;
+
+/// The limits that depend on control groups. What holds processes without one, and disk in any case,
+/// is each backend's own.
+pub(crate) fn measured(
+    hierarchy: &Hierarchy,
+    processes: Support,
+    disk: Support,
+) -> [(Feature, Support); 5] {
+    let processes = match hierarchy.controllers().processes {
+        true => Support::full(format!("{} pids controller", hierarchy.name())),
+        false => processes,
+    };
+    [
+        (Feature::MemoryLimit, memory(hierarchy)),
+        (Feature::ProcessLimit, processes),
+        (Feature::CpuRateLimit, cpu_rate(hierarchy)),
+        (Feature::CpuTimeLimit, cpu_time(hierarchy)),
+        (Feature::DiskLimit, disk),
+    ]
+}
+
+fn memory(hierarchy: &Hierarchy) -> Support {
+    match hierarchy.controllers().memory {
+        true => Support::full(format!("{} memory controller", hierarchy.name())),
+        false => Support::partial(
+            "counting resident memory every 10 ms, and RLIMIT_DATA for each process",
+            "processes together may go beyond it for a few milliseconds",
+            delegation_remedy(LimitKind::Memory),
+        ),
+    }
+}
+
+fn cpu_rate(hierarchy: &Hierarchy) -> Support {
+    match hierarchy.controllers().cpu {
+        true => Support::full(format!("{} cpu controller", hierarchy.name())),
+        false => Support::missing(unavailable(hierarchy), delegation_remedy(LimitKind::CpuRate)),
+    }
+}
+
+fn cpu_time(hierarchy: &Hierarchy) -> Support {
+    match hierarchy.controllers().cpu_usage {
+        true => Support::full(format!("{} counter, read every 50 ms", hierarchy.name())),
+        false => Support::partial(
+            "RLIMIT_CPU for each process, and adding up their times",
+            "a process that nobody waits for takes its time with it",
+            delegation_remedy(LimitKind::CpuTime),
+        ),
+    }
+}
+
+/// Why there is no controller.
+pub(crate) fn unavailable(hierarchy: &Hierarchy) -> String {
+    match hierarchy {
+        Hierarchy::None { reason } => reason.clone(),
+        Hierarchy::V1(_) | Hierarchy::V2(_) => "the controller is not available".into(),
+    }
+}
+
+/// How to get control groups, or to go without.
+pub(crate) fn delegation_remedy(kind: LimitKind) -> String {
+    format!(
+        "run it in a delegated control group (`systemd-run --user --scope -p Delegate=yes stockade …`), \
+         or go without with --without {}",
+        kind.feature()
+    )
+}

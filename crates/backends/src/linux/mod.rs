@@ -1,0 +1,83 @@
+//! What the backends have in common that build walls on this host's own kernel: control groups, the
+//! programs they carry, finding and ending sandboxes, and holding them to their limits.
+//!
+//! Decides nothing about walls.
+
+pub(crate) mod cgroup;
+pub(crate) mod embed;
+pub(crate) mod find;
+pub(crate) mod limits;
+pub(crate) mod ready;
+pub(crate) mod running;
+mod tally;
+pub(crate) mod watch;
+
+use stockade_core::{
+    Admitted, BackendName, Boundary, Capabilities, Error, ErrorCode, Feature, SandboxId,
+    SandboxSpec, Support, admit,
+};
+use stockade_launcher::{LaunchError, Launched, Pending};
+
+/// Waits for the answer to a launch.
+pub(crate) async fn answer(backend: BackendName, pending: Pending) -> Result<Launched, Error> {
+    ready::readable(&pending).await.map_err(|error| no_pipe(backend.clone(), error))?;
+    pending.finish().map_err(|error| not_launched(backend, error))
+}
+
+/// The pipe to the sandbox failed.
+pub(crate) fn no_pipe(backend: BackendName, error: std::io::Error) -> Error {
+    Error::new(ErrorCode::System, "create", "the pipe to the sandbox failed")
+        .backend(backend)
+        .source(error)
+}
+
+/// A wall could not be built; the error names it.
+pub(crate) fn not_launched(backend: BackendName, error: LaunchError) -> Error {
+    let failed =
+        |message: String| Error::new(ErrorCode::WallMissing, "create", message).backend(backend);
+    let LaunchError::Failed(failure) = error else {
+        return failed(error.to_string()).source(error);
+    };
+    let told = failed(failure.to_string());
+    match failure.remedy {
+        Some(remedy) => told.remedy(remedy),
+        None => told,
+    }
+}
+
+/// The launcher could not be started.
+pub(crate) fn no_launcher(backend: BackendName, error: std::io::Error) -> Error {
+    let message = "the launcher cannot be started";
+    Error::new(ErrorCode::Unavailable, "create", message).backend(backend).source(error)
+}
+
+/// The control group of a sandbox could not be made.
+pub(crate) fn no_group(backend: BackendName, error: std::io::Error) -> Error {
+    let message = "its control group cannot be made";
+    Error::new(ErrorCode::WallMissing, "create", message).backend(backend).source(error)
+}
+
+/// What an error says, with what it came from.
+pub(crate) fn reason(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{}: {source}", error.message()),
+        None => error.message().to_owned(),
+    }
+}
+
+/// An id for a sandbox that is built only to be looked at.
+pub(crate) fn trial_id() -> SandboxId {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let text = format!("probe{}n{number}", std::process::id());
+    text.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
+}
+
+/// Admission by what is about to be found out.
+pub(crate) fn provisional(backend: BackendName, spec: &SandboxSpec) -> Result<Admitted, Error> {
+    let none = Capabilities::none(backend.clone(), Boundary::SharedKernel);
+    let hope =
+        Feature::ALL.iter().fold(none, |hope, feature| hope.with(*feature, Support::full("hope")));
+    admit(spec, &hope).map_err(|refusals| Error::refused("probe", Some(backend), refusals))
+}
