@@ -56,10 +56,9 @@ pub fn main(args: impl Iterator<Item = String>) -> ExitCode {
         return ExitCode::from(64);
     };
     let stop = agent.serve();
-    match agent.scope {
-        Some(scope) => scope::end_all(scope),
-        None if sys::is_init() => {}
-        None => tree::end_all_descendants(&agent.children),
+    // A pid namespace ends with its first process, and a warden ends everybody with its agent.
+    if !sys::is_init() && agent.scope.is_none() {
+        tree::end_all_descendants(&agent.children);
     }
     match stop {
         Stop::Closed => ExitCode::SUCCESS,

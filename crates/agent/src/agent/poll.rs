@@ -93,7 +93,7 @@ impl Agent {
             Source::Input => return self.link.fill(),
             // Every turn ends by sending.
             Source::Output => {}
-            Source::Children => self.reap(),
+            Source::Children => return self.reap(),
             Source::Report(number) => {
                 if let Some(Work::Run(run)) = self.channels.get_mut(&number).map(|it| &mut it.work)
                 {
@@ -121,21 +121,26 @@ impl Agent {
         Ok(())
     }
 
-    fn reap(&mut self) {
+    fn reap(&mut self) -> Result<(), Stop> {
         while let Ok(1..) = rustix::io::read(&self.children, &mut [0; 1024]) {}
         while let Ok(Some((pid, status))) = sys::reap(false) {
-            self.child_ended(pid, status);
+            self.child_ended(pid, status)?;
         }
+        Ok(())
     }
 
-    fn child_ended(&mut self, pid: i32, status: i32) {
+    fn child_ended(&mut self, pid: i32, status: i32) -> Result<(), Stop> {
         // Anybody else is an orphan that fell to the agent; reaping it was all there is to do.
         let found = self.channels.iter_mut().find(|(_, channel)| channel.child() == Some(pid));
-        let Some((number, channel)) = found else { return };
+        let Some((number, channel)) = found else { return Ok(()) };
         let number = *number;
         match &mut channel.work {
             Work::Run(run) => {
                 let lost = run.keeper_ended(number, &mut self.link, status);
+                if lost && self.scope.is_some() {
+                    // Nobody can tell any more whose its program's processes are: everybody goes.
+                    return Err(Stop::Closed);
+                }
                 if lost {
                     self.end_strays();
                 }
@@ -143,14 +148,11 @@ impl Agent {
             Work::Job(job) => job.worker_ended(status),
             Work::Watch(_) => {}
         }
+        Ok(())
     }
 
     /// What a killed keeper kept has fallen to the agent and belongs to nobody now.
     fn end_strays(&mut self) {
-        if let Some(scope) = self.scope {
-            // Nobody can tell whose they are: everybody goes.
-            return scope.kill_all();
-        }
         let known: BTreeSet<_> =
             self.channels.values().filter_map(super::channel::Channel::child).collect();
         tree::kill_strays(&known);

@@ -9,13 +9,12 @@ use rustix::process::{Pid, test_kill_process};
 
 use super::sys;
 
-/// Proof that this process's signals stay inside. Nothing else may signal everybody in reach:
-/// without the scope that would be every process of this user.
+/// A Landlock domain around this process that keeps signals inside.
 #[derive(Debug, Clone, Copy)]
 pub struct Scope(());
 
 impl Scope {
-    /// The scope this process was started in, if a process outside is out of reach.
+    /// The one this process was started in: a process outside is out of reach.
     pub fn inherited(outside: Option<Pid>) -> rustix::io::Result<Self> {
         match test_kill_process(outside.ok_or(Errno::SRCH)?) {
             Err(Errno::PERM) => Ok(Self(())),
@@ -24,25 +23,22 @@ impl Scope {
         }
     }
 
-    /// Enters a new one inside it.
-    pub fn enter(self, outside: Option<Pid>) -> rustix::io::Result<Self> {
+    /// Enters a new one inside it: what was in reach before is not any more.
+    pub fn enter(self, outside: Option<Pid>) -> rustix::io::Result<Entered> {
+        test_kill_process(outside.ok_or(Errno::SRCH)?)?;
         sys::keep_signals()?;
-        Self::inherited(outside)
-    }
-
-    /// Kills every other process in it, at once: no fork escapes.
-    pub fn kill_all(self) {
-        sys::signal_all_in_reach(libc::SIGKILL);
-    }
-
-    /// From now on, signals everybody in it when the agent asks.
-    pub fn obey(self, agent: Pid) -> std::io::Result<()> {
-        sys::obey(agent.as_raw_nonzero().get())
+        Self::inherited(outside).map(|_| Entered(()))
     }
 }
 
-/// Kills everybody below the agent and waits until they are gone.
-pub fn end_all(scope: Scope) {
-    scope.kill_all();
-    while sys::reap(true).is_ok() {}
+/// Proof that this process's own signals stay among those it started. Nothing else may signal
+/// everybody in reach: without it that would be every process of this user.
+#[derive(Debug)]
+pub struct Entered(());
+
+impl Entered {
+    /// From now on, signals everybody in reach when the agent asks.
+    pub fn obey(self, agent: Pid) -> std::io::Result<()> {
+        sys::obey(agent.as_raw_nonzero().get())
+    }
 }

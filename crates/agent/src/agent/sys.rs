@@ -207,7 +207,7 @@ extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut 
     }
 }
 
-/// Signals everybody in reach whenever `agent` asks for it. Only [`super::scope::Scope`] may call it.
+/// Signals everybody in reach whenever `agent` asks for it. Only [`super::scope::Entered`] may call it.
 pub fn obey(agent: i32) -> io::Result<()> {
     OBEYED.store(agent, Ordering::Relaxed);
     // SAFETY: all zeroes are a valid action, which is then filled; the handler keeps to what may be
@@ -229,12 +229,6 @@ pub fn request(keeper: i32, number: i32) {
     let value = libc::sigval { sival_ptr: number as usize as *mut libc::c_void };
     // SAFETY: plain numbers; the value is not used as a pointer.
     unsafe { libc::sigqueue(keeper, REQUEST, value) };
-}
-
-/// Signals every process this one may signal. Only [`super::scope::Scope`] may call it.
-pub fn signal_all_in_reach(number: i32) {
-    // SAFETY: plain numbers. That there is nobody in reach is no failure.
-    unsafe { libc::kill(-1, number) };
 }
 
 /// Keeps signals of this process and all it starts among themselves.

@@ -21,20 +21,27 @@ pub fn clear(path: &Path) -> io::Result<()> {
     let mut moved = 0;
     // A directory inside gives its own directories to the top before it goes, so that the way down
     // is never longer than one step.
+    empty(&top, |name| flatten(&top, name, &mut moved))?;
+    Ok(gone(unlinkat(CWD, path, AtFlags::REMOVEDIR))?)
+}
+
+/// Removes everything but directories, which are dealt with as told until none is left.
+fn empty(
+    directory: &OwnedFd,
+    mut deal_with: impl FnMut(&CStr) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     loop {
-        let entries = batch(&top)?;
+        let entries = batch(directory)?;
         if entries.is_empty() {
-            break;
+            return Ok(());
         }
-        for (name, kind) in entries {
-            match kind {
-                FileType::Directory => flatten(&top, &name, &mut moved)?,
-                _ => gone(unlinkat(&top, &name, AtFlags::empty()))?,
+        for (name, is_directory) in entries {
+            match is_directory {
+                true => deal_with(&name)?,
+                false => gone(unlinkat(directory, &name, AtFlags::empty()))?,
             }
         }
     }
-    drop(top);
-    Ok(gone(unlinkat(CWD, path, AtFlags::REMOVEDIR))?)
 }
 
 fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
@@ -46,8 +53,8 @@ fn open(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<Owne
     openat(at, name, flags, Mode::empty())
 }
 
-/// Some entries with what they are; none only where there are none.
-fn batch(directory: &OwnedFd) -> Result<Vec<(CString, FileType)>, Errno> {
+/// Some entries, each with whether it is a directory; none only where there are none.
+fn batch(directory: &OwnedFd) -> Result<Vec<(CString, bool)>, Errno> {
     let mut entries = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -55,11 +62,7 @@ fn batch(directory: &OwnedFd) -> Result<Vec<(CString, FileType)>, Errno> {
         if name == c"." || name == c".." {
             continue;
         }
-        let kind = match entry.file_type() {
-            FileType::Unknown => kind_of(directory, name)?,
-            known => known,
-        };
-        entries.push((name.to_owned(), kind));
+        entries.push((name.to_owned(), is_directory(directory, name, entry.file_type())?));
         if entries.len() == BATCH {
             break;
         }
@@ -67,9 +70,13 @@ fn batch(directory: &OwnedFd) -> Result<Vec<(CString, FileType)>, Errno> {
     Ok(entries)
 }
 
-fn kind_of(directory: &OwnedFd, name: &CStr) -> Result<FileType, Errno> {
+/// Some file systems do not say with the name what it is.
+fn is_directory(directory: &OwnedFd, name: &CStr, told: FileType) -> Result<bool, Errno> {
+    if told != FileType::Unknown {
+        return Ok(told == FileType::Directory);
+    }
     let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(FileType::from_raw_mode(stat.st_mode))
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
 /// Empties one directory of the top and removes it.
@@ -77,18 +84,7 @@ fn flatten(top: &OwnedFd, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
     // Its owner may have locked itself out of it.
     chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
     let directory = open(top, name)?;
-    loop {
-        let entries = batch(&directory)?;
-        if entries.is_empty() {
-            break;
-        }
-        for (inner, kind) in entries {
-            match kind {
-                FileType::Directory => move_up(&directory, &inner, top, moved)?,
-                _ => gone(unlinkat(&directory, &inner, AtFlags::empty()))?,
-            }
-        }
-    }
+    empty(&directory, |inner| move_up(&directory, inner, top, moved))?;
     gone(unlinkat(top, name, AtFlags::REMOVEDIR))
 }
 
@@ -128,7 +124,7 @@ mod tests {
         let locked = top.join("locked");
         std::fs::create_dir(&locked).unwrap();
         std::fs::write(locked.join("file"), "x").unwrap();
-        std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o0)).unwrap();
         clear(&top).unwrap();
         assert!(!top.exists());
         assert_eq!(std::fs::read_to_string(&kept).unwrap(), "kept");
