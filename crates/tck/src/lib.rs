@@ -13,6 +13,8 @@ pub mod cases;
 pub mod contract;
 pub mod control;
 mod coverage;
+mod engine_process;
+mod host;
 mod kit;
 mod observer;
 mod report;
@@ -24,6 +26,8 @@ mod witness;
 
 pub use case::{Case, Stop, Verdict};
 pub use coverage::{Coverage, FeatureCoverage, NOT_JUDGED, coverage};
+pub use engine_process::{Failure as EngineFailure, serve_engine};
+pub use host::OnHost;
 pub use kit::{Kit, Ran, Room};
 pub use observer::{HostObserver, Observer};
 pub use report::{CaseReport, Counts, Report, Status};

@@ -42,6 +42,7 @@ refusals! {
     ExtraMounts "extra-mounts"
     CopyOnWriteRoot "copy-on-write-root"
     ChosenUser "chosen-user"
+    UserPerCommand "user-per-command"
     CpuRateLimit "cpu-rate-limit"
     CpuTimeLimit "cpu-time-limit"
     WallTimeLimit "wall-time-limit"
@@ -109,6 +110,7 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         }
         Feature::CopyOnWriteRoot => spec.root = RootMode::CopyOnWrite,
         Feature::ChosenUser => spec.user = Some(User { uid: 1234, gid: 1234 }),
+        Feature::UserPerCommand => command.user = Some(User { uid: 1234, gid: 1234 }),
         Feature::CpuRateLimit => limits.cpu_rate = Some(Millicores(500)),
         Feature::CpuTimeLimit => limits.cpu_time = Some(Span::secs(1)),
         Feature::WallTimeLimit => limits.wall_time = Some(Span::secs(1)),
@@ -129,7 +131,7 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
             return Ok(Asked::Operation(Operation::Snapshot(SnapshotKind::Full)));
         }
     }
-    let by_command = matches!(feature, Feature::Stdin | Feature::Terminal);
+    let by_command = command != probe(["exit", "0"]);
     Ok(if by_command { Asked::Command(command.into()) } else { Asked::Spec(spec.into()) })
 }
 

@@ -36,6 +36,9 @@ pub(super) const CASES: &[Case] = &[
     case!("commands run as the user and group that were chosen", "C-03", chosen_user)
         .needs(&[Feature::ChosenUser])
         .isolation(),
+    case!("a single command runs as the user that was chosen for it", "C-03", user_per_command)
+        .needs(&[Feature::UserPerCommand])
+        .isolation(),
 ];
 
 async fn local(kit: Kit) -> Verdict {
@@ -140,13 +143,19 @@ async fn copy_on_write(kit: Kit) -> Verdict {
     Ok(())
 }
 
+fn ids(facts: &serde_json::Value) -> (serde_json::Value, serde_json::Value) {
+    (facts["ids"]["euid"].clone(), facts["ids"]["egid"].clone())
+}
+
 async fn chosen_user(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.user = Some(User { uid: 1234, gid: 2345 });
     let facts = kit.run_with(spec, probe(["report"])).await?.facts()?;
-    let ids =
-        |facts: &serde_json::Value| (facts["ids"]["euid"].clone(), facts["ids"]["egid"].clone());
     same!("the sandbox's user and group", ids(&facts), (json!(1234), json!(2345)));
+    Ok(())
+}
+
+async fn user_per_command(kit: Kit) -> Verdict {
     let mut command = probe(["report"]);
     command.user = Some(User { uid: 3456, gid: 4567 });
     let facts = kit.run_with(kit.spec(), command).await?.facts()?;
