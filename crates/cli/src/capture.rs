@@ -1,8 +1,9 @@
 //! The JSON form of one run: everything it said and how it ended, in one object.
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 use stockade_core::{
-    Command, Error, ErrorCode, Feature, LimitKind, Outcome, Result, SandboxSpec, StreamId,
+    BackendName, Boundary, Command, Error, ErrorCode, Feature, JobId, LimitKind, Outcome, Result,
+    SandboxId, SandboxSpec, StreamId,
 };
 use stockade_engine::{Choice, Watcher};
 
@@ -11,6 +12,23 @@ use stockade_engine::{Choice, Watcher};
 pub struct Captured {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+}
+
+/// One run, whole.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    job: JobId,
+    sandbox: SandboxId,
+    backend: Option<BackendName>,
+    boundary: Option<Boundary>,
+    outcome: Outcome,
+    stdout: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout_base64: Option<String>,
+    stderr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr_base64: Option<String>,
 }
 
 /// Refuses what one object at the end cannot serve: a terminal, and output without a bound.
@@ -42,27 +60,30 @@ impl Captured {
     }
 
     /// The object.
-    pub fn report(self, execution: &Watcher, choice: Option<Choice>, outcome: &Outcome) -> Value {
-        let mut report = Map::new();
-        report.insert("job".into(), json!(execution.job()));
-        report.insert("sandbox".into(), json!(execution.sandbox()));
-        report.insert("backend".into(), json!(choice.as_ref().map(|choice| &choice.backend)));
-        report.insert("boundary".into(), json!(choice.as_ref().map(|choice| choice.boundary)));
-        report.insert("outcome".into(), json!(outcome));
-        insert_text(&mut report, "stdout", self.stdout);
-        insert_text(&mut report, "stderr", self.stderr);
-        Value::Object(report)
+    pub fn report(self, run: &Watcher, choice: Option<Choice>, outcome: Outcome) -> Report {
+        let (stdout, stdout_base64) = text(self.stdout);
+        let (stderr, stderr_base64) = text(self.stderr);
+        Report {
+            job: run.job().clone(),
+            sandbox: run.sandbox().clone(),
+            backend: choice.as_ref().map(|choice| choice.backend.clone()),
+            boundary: choice.map(|choice| choice.boundary),
+            outcome,
+            stdout,
+            stdout_base64,
+            stderr,
+            stderr_base64,
+        }
     }
 }
 
 /// Text as text; what is not, as far as it goes, with the exact bytes beside it.
-fn insert_text(report: &mut Map<String, Value>, name: &str, bytes: Vec<u8>) {
+fn text(bytes: Vec<u8>) -> (String, Option<String>) {
     match String::from_utf8(bytes) {
-        Ok(text) => drop(report.insert(name.into(), text.into())),
+        Ok(text) => (text, None),
         Err(error) => {
-            let bytes = error.into_bytes();
-            report.insert(name.into(), String::from_utf8_lossy(&bytes).into_owned().into());
-            report.insert(format!("{name}Base64"), base64(&bytes).into());
+            let bytes = error.as_bytes();
+            (String::from_utf8_lossy(bytes).into_owned(), Some(base64(bytes)))
         }
     }
 }
