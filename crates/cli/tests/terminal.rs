@@ -8,9 +8,12 @@ use std::os::fd::OwnedFd;
 use std::process::Child;
 
 use common::{Place, signal, wait};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+
+const DEADLINE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The far side of a terminal that `stockade` runs on.
 struct Screen {
@@ -42,14 +45,23 @@ impl Screen {
         command.stderr(self.far.try_clone().unwrap()).spawn().unwrap()
     }
 
-    /// Reads until this was shown; the deadline of the test run bounds it.
+    /// Reads until this was shown, and forgets what came before.
     fn until(&mut self, text: &str) {
         let mut buffer = [0; 1024];
-        while !self.shown.contains(text) {
+        let at = loop {
+            if let Some(at) = self.shown.find(text) {
+                break at;
+            }
+            let mut ready = [PollFd::new(&self.near, PollFlags::IN)];
+            assert!(
+                poll(&mut ready, Some(&DEADLINE)).unwrap() > 0,
+                "{text:?} not in {:?}",
+                self.shown
+            );
             let count = self.near.read(&mut buffer).unwrap();
             self.shown += &String::from_utf8_lossy(&buffer[..count]);
-        }
-        self.shown.clear();
+        };
+        self.shown.drain(..at + text.len());
     }
 
     fn keys(&mut self, keys: &str) {
@@ -70,7 +82,12 @@ fn a_shell_on_a_terminal_gets_keys_size_and_kind() {
     screen.until("30 90");
     screen.until("kind-xterm-test");
     assert!(screen.is_raw());
-    screen.keys("sleep 100\r\u{3}echo back-$((1+1))\r");
+    // What is computed cannot be the echo of what was typed.
+    screen.keys("echo go-$((1+1)); sleep 100\r");
+    screen.until("go-2");
+    screen.keys("\u{3}");
+    screen.until("$ ");
+    screen.keys("echo back-$((1+1))\r");
     screen.until("back-2");
     screen.keys("exit 6\r");
     assert_eq!(wait(child).code, 6);
