@@ -1,0 +1,41 @@
+//! The commands there are and the flags that all of them share.
+
+use clap::{Parser, Subcommand};
+
+use crate::audit::AuditArgs;
+use crate::completions::CompletionsArgs;
+use crate::detect::DetectArgs;
+use crate::explain::ExplainArgs;
+use crate::run::RunArgs;
+
+/// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
+#[derive(Debug, Parser)]
+#[command(name = "stockade", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(max_term_width = 100)]
+pub struct Cli {
+    /// Answer with one JSON object on standard output.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run one command in a sandbox of its own.
+    ///
+    /// Output streams live. The exit code is the command's own; 124 when its time ran out, 125 when
+    /// stockade itself failed, 126 and 127 when it could not be executed or found, 128 + n when a
+    /// signal ended it.
+    Run(RunArgs),
+    /// Show what each backend was measured to have on this host.
+    Detect(DetectArgs),
+    /// Show which backend a command would get and why not the others. Runs nothing.
+    Explain(ExplainArgs),
+    /// Read the journal of what was run.
+    Audit(AuditArgs),
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+}

@@ -1,0 +1,36 @@
+//! The one place that names every backend.
+
+use std::sync::Arc;
+
+use stockade_backends::mock::{self, Mock, Script, Step};
+use stockade_backends::native::Native;
+use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
+use stockade_engine::Engine;
+
+use crate::config::Settings;
+
+/// An engine with every backend there is. The mock is there only for who names it: it has no walls.
+pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+    let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Native::new())];
+    if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
+        backends.push(Arc::new(simulation()));
+    }
+    if let BackendChoice::Named(name) = choice
+        && !backends.iter().any(|backend| backend.name() == *name)
+    {
+        return Err(unknown(name, &backends));
+    }
+    Engine::open(settings.engine()?, backends).await
+}
+
+fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {
+    let known: Vec<_> = known.iter().map(|backend| backend.name().to_string()).collect();
+    Error::new(ErrorCode::NotFound, "--backend", format!("there is no backend `{name}`"))
+        .remedy(format!("choose one of: auto, {}", known.join(", ")))
+}
+
+fn simulation() -> Mock {
+    Mock::new()
+        .with_program("true", Script::default())
+        .with_program("cat", Script(vec![Step::Echo]))
+}
