@@ -13,18 +13,16 @@ const USAGE: &str = "usage";
 
 /// Shows help and version as they are, everything else as an error; answers the exit code.
 pub fn report(error: &clap::Error) -> i32 {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader who has seen enough is no failure.
-            let _ = error.print();
-            0
-        }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
-            OWN_ERROR
-        }
-        _ => Printer::new(wants_json()).error(&told(error)),
+    if !error.use_stderr() {
+        // A reader who has seen enough is no failure.
+        let _ = error.print();
+        return 0;
     }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
+        return OWN_ERROR;
+    }
+    Printer::new(wants_json()).error(&told(error))
 }
 
 /// The parser failed, so whether JSON was asked for has to be seen here.

@@ -1,5 +1,7 @@
 //! Bad input: one clear line with the remedy, exit code 125, nothing left behind.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::process::Command;
