@@ -36,11 +36,11 @@ fn told(error: &clap::Error) -> Error {
         return Error::new(ErrorCode::Invalid, USAGE, message);
     }
     let rendered = error.render().to_string();
-    let mut paragraphs = rendered.split("\n\n");
-    let first = paragraphs.next().unwrap_or_default();
+    let first = rendered.split("\n\n").next().unwrap_or_default();
     let message = one_line(first.strip_prefix("error: ").unwrap_or(first));
-    let tip = paragraphs
-        .filter_map(|paragraph| paragraph.trim_start().strip_prefix("tip: "))
+    let tip = rendered
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("tip: "))
         .map(one_line)
         // That a flag nobody knows could be an argument helps nobody who mistyped it.
         .find(|tip| !tip.starts_with("to pass "));
