@@ -50,8 +50,8 @@ fn values_that_make_no_sense_are_refused_by_their_flag() {
 #[test]
 fn zero_is_no_limit() {
     Place::new()
-        .stockade(&["run", "--mem", "0", "true"])
-        .is_refused(&["limits.memory", "positive"]);
+        .stockade(&["run", "--timeout", "0s", "true"])
+        .is_refused(&["limits.wall-time", "positive"]);
 }
 
 #[test]
