@@ -308,7 +308,8 @@ impl Inner {
             labels: spec.labels.clone(),
         };
         self.record(started).await?;
-        let shared = Shared::new(job.clone(), sandbox, self.config.history);
+        let walls = (order.admitted.backend().clone(), order.admitted.boundary());
+        let shared = Shared::new(job.clone(), sandbox, walls, self.config.history);
         lock(&self.running).insert(job, Arc::downgrade(&shared));
         Ok(shared)
     }
