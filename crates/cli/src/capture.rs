@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 use stockade_core::{
-    Command, Error, ErrorCode, Feature, LimitKind, Outcome, Result, SandboxSpec, StreamId,
+    Command, Error, ErrorCode, Feature, JobId, LimitKind, Outcome, Result, SandboxId, SandboxSpec,
+    StreamId,
 };
 use stockade_engine::{Choice, Watcher};
 
@@ -43,15 +44,26 @@ impl Captured {
 
     /// The object.
     pub fn report(self, execution: &Watcher, choice: Option<Choice>, outcome: &Outcome) -> Value {
-        let mut report = Map::new();
-        report.insert("job".into(), json!(execution.job()));
-        report.insert("sandbox".into(), json!(execution.sandbox()));
+        let mut report = self.report_of(execution.job(), execution.sandbox(), Some(outcome));
         report.insert("backend".into(), json!(choice.as_ref().map(|choice| &choice.backend)));
         report.insert("boundary".into(), json!(choice.as_ref().map(|choice| choice.boundary)));
+        Value::Object(report)
+    }
+
+    /// The same for a program of a sandbox that was there before; without an outcome while it runs.
+    pub fn report_of(
+        self,
+        job: &JobId,
+        sandbox: &SandboxId,
+        outcome: Option<&Outcome>,
+    ) -> Map<String, Value> {
+        let mut report = Map::new();
+        report.insert("job".into(), json!(job));
+        report.insert("sandbox".into(), json!(sandbox));
         report.insert("outcome".into(), json!(outcome));
         insert_text(&mut report, "stdout", self.stdout);
         insert_text(&mut report, "stderr", self.stderr);
-        Value::Object(report)
+        report
     }
 }
 

@@ -9,8 +9,13 @@ use stockade_engine::Engine;
 
 use crate::config::Settings;
 
-/// An engine with every backend there is. The mock is there only for who names it: it has no walls.
+/// An engine with every backend there is.
 pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+    Engine::open(settings.engine()?, backends(choice)?).await
+}
+
+/// Every backend there is. The mock is there only for who names it: it has no walls.
+pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
     let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Native::new())];
     if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
         backends.push(Arc::new(simulation()));
@@ -20,7 +25,7 @@ pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engin
     {
         return Err(unknown(name, &backends));
     }
-    Engine::open(settings.engine()?, backends).await
+    Ok(backends)
 }
 
 fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {

@@ -1,0 +1,173 @@
+//! `stockade ps`: the sandboxes of every stockade process of this user.
+
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use stockade_core::Result;
+use stockade_engine::{LeaseInfo, Timestamp};
+
+use super::client::Connection;
+use super::end::clear_away;
+use super::message::{Info, JobInfo, Reply, Request};
+use super::place::Place;
+use crate::config::Settings;
+use crate::printer::{Printer, Tone};
+use crate::table::{Cell, Table};
+
+/// How long an owner may take to say what runs.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to list.
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Print ids only.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// One sandbox.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    #[serde(flatten)]
+    lease: Lease,
+    state: State,
+    age_seconds: u64,
+    /// Whether a supervisor owns it, which takes commands.
+    lasting: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle: Option<stockade_core::Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lifetime: Option<stockade_core::Span>,
+    jobs: Vec<JobInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct Lease {
+    sandbox: String,
+    backend: String,
+    tenant: String,
+    created: Timestamp,
+    pid: u32,
+    labels: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// Its owner lives.
+    Alive,
+    /// Its owner is dead; what it left is cleared away.
+    Stale,
+}
+
+/// Lists them, and clears away what dead processes left.
+pub async fn ps(args: &PsArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let place = Place::open(&settings)?;
+    let listing = place.list()?;
+    let mut rows = Vec::new();
+    for lease in listing.leases {
+        let info = if lease.alive { ask(&place, &lease).await } else { None };
+        rows.push(row(lease, info));
+    }
+    show(&rows, args.quiet, printer);
+    for malformed in &listing.malformed {
+        let file = malformed.file.display();
+        printer.note(&format!("`{file}` is no lease: {}", malformed.problem));
+    }
+    let stale = rows.iter().filter(|row| row.state == State::Stale).count();
+    if stale > 0 {
+        clear_away(&place, &settings).await?;
+        printer.note(&format!("cleared away {stale} that dead processes had left"));
+    }
+    Ok(0)
+}
+
+/// What its owner says. One that says nothing is listed all the same.
+async fn ask(place: &Place, lease: &LeaseInfo) -> Option<Info> {
+    let info = async {
+        let mut connection =
+            Connection::open(&place.sockets, &lease.body.id, "ps").await.ok()??;
+        match connection.ask(&Request::Info).await.ok()?.0 {
+            Reply::Info(info) => Some(info),
+            _ => None,
+        }
+    };
+    tokio::time::timeout(PATIENCE, info).await.ok().flatten()
+}
+
+fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
+    let LeaseInfo { body, alive } = lease;
+    let age = SystemTime::now().duration_since(body.created.into()).unwrap_or_default();
+    Row {
+        state: if alive { State::Alive } else { State::Stale },
+        age_seconds: age.as_secs(),
+        lasting: info.is_some(),
+        idle: info.as_ref().and_then(|info| info.idle),
+        lifetime: info.as_ref().and_then(|info| info.lifetime),
+        jobs: info.map(|info| info.jobs).unwrap_or_default(),
+        lease: Lease {
+            sandbox: body.id.to_string(),
+            backend: body.backend.to_string(),
+            tenant: body.tenant.to_string(),
+            created: body.created,
+            pid: body.owner,
+            labels: body.labels,
+        },
+    }
+}
+
+fn show(rows: &[Row], quiet: bool, printer: &Printer) {
+    if printer.is_json() {
+        return printer.json(&json!({ "sandboxes": rows }));
+    }
+    if quiet {
+        return rows.iter().for_each(|row| printer.data(&format!("{}\n", row.lease.sandbox)));
+    }
+    let heads = ["ID", "BACKEND", "TENANT", "STATE", "AGE", "PID", "LABELS", "RUNNING"];
+    let mut table = Table::new(heads);
+    rows.iter().for_each(|row| table.row(cells(row)));
+    printer.data(&table.render(printer));
+}
+
+fn cells(row: &Row) -> [Cell; 8] {
+    let state = match row.state {
+        State::Alive => Cell::toned(Tone::Good, "alive"),
+        State::Stale => Cell::toned(Tone::Bad, "stale"),
+    };
+    let labels = row.lease.labels.iter().map(|(key, value)| format!("{key}={value}"));
+    [
+        Cell::plain(&row.lease.sandbox),
+        Cell::plain(&row.lease.backend),
+        Cell::plain(&row.lease.tenant),
+        state,
+        Cell::plain(age(row.age_seconds)),
+        Cell::plain(row.lease.pid.to_string()),
+        Cell::plain(labels.collect::<Vec<_>>().join(",")),
+        Cell::lines(running(row)),
+    ]
+}
+
+fn running(row: &Row) -> Vec<String> {
+    let running = row.jobs.iter().filter(|job| job.running);
+    let lines: Vec<_> = running.map(|job| format!("{}: {}", job.job, job.command)).collect();
+    match (lines.is_empty(), row.lasting, row.state) {
+        (false, _, _) => lines,
+        (true, true, _) => vec!["(idle)".into()],
+        (true, false, State::Alive) => vec!["(its process runs it)".into()],
+        (true, false, State::Stale) => vec![String::new()],
+    }
+}
+
+/// In the largest unit that leaves a whole number.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
