@@ -17,7 +17,7 @@ use crate::reasons::reasons;
 use crate::terminal;
 
 /// What a command that writes to a closed pipe ends with everywhere.
-const CLOSED_PIPE: i32 = 128 + 13;
+pub const CLOSED_PIPE: i32 = 128 + 13;
 
 /// How to influence a program, wherever it runs.
 pub trait Control {

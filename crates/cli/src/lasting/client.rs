@@ -44,9 +44,10 @@ impl Connection {
     }
 
     async fn greet(&mut self) -> Result<()> {
-        match self.ask(&Request::Hello { version: VERSION }).await?.0 {
-            Reply::Hello { version: VERSION } => Ok(()),
-            _ => Err(out_of_turn(self.operation)),
+        let answer = self.ask(&Request::Hello { version: VERSION }).await?.0;
+        match matches!(answer, Reply::Hello { version: VERSION }) {
+            true => Ok(()),
+            false => Err(out_of_turn(self.operation)),
         }
     }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 use stockade_core::{
-    Bytes, Command, Error, ErrorCode, Limits, Result, SandboxId, SandboxPath, Span, Stdin, User,
+    Bytes, Command, Ending, Error, ErrorCode, Limits, Result, SandboxId, SandboxPath, Span, Stdin,
+    User,
 };
 
 use super::client::Connection;
@@ -131,6 +132,9 @@ pub async fn attached(
     let end = attend(&remote.control, &mut interrupts, &command, relay).await;
     see_off(&mut remote, &end).await;
     drop(raw);
+    if matches!(&end, Ok(End::Over(outcome)) if outcome.ending == Ending::Cancelled) {
+        printer.note("ended: the sandbox was ended with everything in it");
+    }
     conclude(end?, output, &mut interrupts, printer).await
 }
 

@@ -7,13 +7,14 @@ use stockade_engine::OutputEvent;
 
 use super::exec::open;
 use super::remote::Remote;
-use crate::attend::Events;
+use crate::attend::{CLOSED_PIPE, Events};
 use crate::capture::Captured;
 use crate::output::{Output, Stop};
 use crate::printer::Printer;
 use crate::reasons::reasons;
 
-const CLOSED_PIPE: i32 = 128 + 13;
+/// Most output that one object holds.
+const MOST_HELD: usize = 64 << 20;
 
 /// Whose output to show.
 #[derive(Debug, Args)]
@@ -75,10 +76,16 @@ async fn streamed(
 }
 
 async fn captured(mut remote: Remote, id: &SandboxId, printer: &Printer) -> Result<i32> {
-    let (mut captured, mut missing, mut outcome) = (Captured::default(), 0, None);
+    let (mut captured, mut held, mut missing, mut outcome) = (Captured::default(), 0, 0, None);
     while let Some(event) = remote.events.next().await? {
         match event {
-            OutputEvent::Output { stream, data, .. } => captured.take(stream, &data),
+            OutputEvent::Output { data, .. } if held + data.len() > MOST_HELD => {
+                missing += data.len() as u64;
+            }
+            OutputEvent::Output { stream, data, .. } => {
+                held += data.len();
+                captured.take(stream, &data);
+            }
             OutputEvent::Gap { bytes, .. } => missing += bytes,
             OutputEvent::End(end) => outcome = Some(end),
         }

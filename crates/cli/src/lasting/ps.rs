@@ -18,6 +18,8 @@ use crate::table::{Cell, Table};
 
 /// How long an owner may take to say what runs.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest command line of an owner.
+const LONGEST_LINE: usize = 200;
 
 /// What to list.
 #[derive(Debug, Args)]
@@ -37,6 +39,9 @@ struct Row {
     age_seconds: u64,
     /// Whether a supervisor owns it, which takes commands.
     lasting: bool,
+    /// The command line of the process that owns it, where that is not a supervisor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     idle: Option<stockade_core::Span>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,10 +96,10 @@ async fn ask(place: &Place, lease: &LeaseInfo) -> Option<Info> {
     let info = async {
         let mut connection =
             Connection::open(&place.sockets, &lease.body.id, "ps").await.ok()??;
-        match connection.ask(&Request::Info).await.ok()?.0 {
-            Reply::Info(info) => Some(info),
-            _ => None,
-        }
+        let (Reply::Info(info), _) = connection.ask(&Request::Info).await.ok()? else {
+            return None;
+        };
+        Some(info)
     };
     tokio::time::timeout(PATIENCE, info).await.ok().flatten()
 }
@@ -106,6 +111,7 @@ fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
         state: if alive { State::Alive } else { State::Stale },
         age_seconds: age.as_secs(),
         lasting: info.is_some(),
+        owner: if alive && info.is_none() { command_line(body.owner) } else { None },
         idle: info.as_ref().and_then(|info| info.idle),
         lifetime: info.as_ref().and_then(|info| info.lifetime),
         jobs: info.map(|info| info.jobs).unwrap_or_default(),
@@ -154,12 +160,20 @@ fn cells(row: &Row) -> [Cell; 8] {
 fn running(row: &Row) -> Vec<String> {
     let running = row.jobs.iter().filter(|job| job.running);
     let lines: Vec<_> = running.map(|job| format!("{}: {}", job.job, job.command)).collect();
-    match (lines.is_empty(), row.lasting, row.state) {
-        (false, _, _) => lines,
-        (true, true, _) => vec!["(idle)".into()],
-        (true, false, State::Alive) => vec!["(its process runs it)".into()],
-        (true, false, State::Stale) => vec![String::new()],
+    match &row.owner {
+        _ if !lines.is_empty() => lines,
+        Some(owner) => vec![owner.clone()],
+        None if row.lasting => vec!["(idle)".into()],
+        None => vec![String::new()],
     }
+}
+
+/// For people: nothing is decided by it.
+fn command_line(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let arguments = line.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
+    let arguments: Vec<_> = arguments.map(String::from_utf8_lossy).collect();
+    Some(arguments.join(" ").chars().take(LONGEST_LINE).collect())
 }
 
 /// In the largest unit that leaves a whole number.

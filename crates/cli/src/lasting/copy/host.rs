@@ -84,10 +84,10 @@ pub fn create(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File
 
 /// A failure at a path of the host.
 pub fn failed(what: &'static str, path: &str, error: io::Error) -> Error {
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => ErrorCode::NotFound,
-        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
-        _ => ErrorCode::System,
+    let code = match Errno::from_io_error(&error) {
+        Some(Errno::NOENT) => ErrorCode::NotFound,
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => ErrorCode::Denied,
+        Some(_) | None => ErrorCode::System,
     };
     Error::new(code, CP, format!("`{}` cannot be {what}", path.escape_debug())).source(error)
 }

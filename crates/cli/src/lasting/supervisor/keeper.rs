@@ -112,7 +112,7 @@ impl Keeper {
         // It stays until nothing else is left, so that whoever comes now waits instead of guessing.
         let _ = self.sockets.remove(&self.host.id);
         self.accepting.abort();
-        self.host.set_ended(ended.as_ref().map(|()| ()).map_err(WireError::from));
+        self.host.set_ended(ended.map_err(|error| WireError::from(&error)));
         let _ = tokio::time::timeout(GOODBYE, self.sessions.none()).await;
     }
 }
