@@ -92,28 +92,28 @@ pub struct SurroundingArgs {
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
     /// Share of processor time: cores such as 1.5, or millicores such as 500m.
-    #[arg(long, value_name = "CORES")]
+    #[arg(long, allow_negative_numbers = true, value_name = "CORES")]
     pub cpu: Option<Millicores>,
     /// Memory of the whole sandbox. [default: 512m]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     pub mem: Option<Bytes>,
     /// What may be written to disk. [default: 1g]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     pub disk: Option<Bytes>,
     /// Processes and threads. [default: 128]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
     pub pids: Option<u32>,
     /// How long it may take. [default: 60s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
     pub timeout: Option<Span>,
     /// Processor time. [default: 30s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
     pub cpu_time: Option<Span>,
     /// Output that is passed on; the rest is dropped. [default: 16m]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     pub max_output: Option<Bytes>,
     /// Open files of each process. [default: 1024]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
     pub open_files: Option<u32>,
 }
 
@@ -211,6 +211,10 @@ impl MountArg {
     }
 }
 
+fn count(given: &str) -> Result<u32, String> {
+    given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
+}
+
 /// The path itself, behind all symbolic links, if it is there.
 pub fn existing(flag: &'static str, path: &Path) -> Result<HostPath> {
     let real = path.canonicalize().map_err(|error| {
@@ -232,7 +236,7 @@ impl FromStr for ImageArg {
             Some(("dir", path)) if !path.is_empty() => at(Image::Directory, path),
             Some(("oci", path)) if !path.is_empty() => at(Image::Oci, path),
             Some(("wasm", path)) if !path.is_empty() => at(Image::Wasm, path),
-            _ => Err("give `host`, `dir:PATH`, `oci:PATH` or `wasm:PATH`".into()),
+            _ => Err("is not an image: give `host`, `dir:PATH`, `oci:PATH` or `wasm:PATH`".into()),
         }
     }
 }
@@ -245,11 +249,13 @@ impl FromStr for MountArg {
         let (source, target, read_only) = match parts[..] {
             [source, target] | [source, target, "ro"] => (source, target, true),
             [source, target, "rw"] => (source, target, false),
-            _ => return Err("give `SRC:DST`, `SRC:DST:ro` or `SRC:DST:rw`".into()),
+            _ => return Err("is not a mount: give `SRC:DST`, `SRC:DST:ro` or `SRC:DST:rw`".into()),
         };
         let target: SandboxPath = target.parse().map_err(|error| format!("{error}"))?;
         if source.is_empty() || !target.is_absolute() {
-            return Err("give a source, and an absolute path where it is to appear".into());
+            return Err(
+                "is not a mount: give a source, and an absolute path where it appears".into()
+            );
         }
         Ok(Self { source: source.into(), target, read_only })
     }
@@ -276,7 +282,7 @@ impl FromStr for LabelArg {
     fn from_str(given: &str) -> Result<Self, String> {
         match given.split_once('=') {
             Some((key, value)) if !key.is_empty() => Ok(Self(key.into(), value.into())),
-            Some(_) | None => Err("give `KEY=VALUE`".into()),
+            Some(_) | None => Err("is not a label: give `KEY=VALUE`".into()),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The JSON form of one run: everything it said and how it ended, in one object.
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 use stockade_core::{
-    Command, Error, ErrorCode, Feature, JobId, LimitKind, Outcome, Result, SandboxId, SandboxSpec,
-    StreamId,
+    BackendName, Boundary, Command, Error, ErrorCode, Feature, JobId, LimitKind, Outcome, Result,
+    SandboxId, SandboxSpec, StreamId,
 };
 use stockade_engine::{Choice, Watcher};
 
@@ -12,6 +12,29 @@ use stockade_engine::{Choice, Watcher};
 pub struct Captured {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+}
+
+/// One run, whole.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    job: JobId,
+    sandbox: SandboxId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<BackendName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boundary: Option<Boundary>,
+    /// Absent while it runs.
+    outcome: Option<Outcome>,
+    stdout: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout_base64: Option<String>,
+    stderr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr_base64: Option<String>,
+    /// Output that is no longer there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing_bytes: Option<u64>,
 }
 
 /// Refuses what one object at the end cannot serve: a terminal, and output without a bound.
@@ -43,38 +66,40 @@ impl Captured {
     }
 
     /// The object.
-    pub fn report(self, execution: &Watcher, choice: Option<Choice>, outcome: &Outcome) -> Value {
-        let mut report = self.report_of(execution.job(), execution.sandbox(), Some(outcome));
-        report.insert("backend".into(), json!(choice.as_ref().map(|choice| &choice.backend)));
-        report.insert("boundary".into(), json!(choice.as_ref().map(|choice| choice.boundary)));
-        Value::Object(report)
+    pub fn report(self, run: &Watcher, choice: Option<Choice>, outcome: Outcome) -> Report {
+        Report {
+            backend: choice.as_ref().map(|choice| choice.backend.clone()),
+            boundary: choice.map(|choice| choice.boundary),
+            ..self.report_of(run.job(), run.sandbox(), Some(outcome))
+        }
     }
 
-    /// The same for a program of a sandbox that was there before; without an outcome while it runs.
-    pub fn report_of(
-        self,
-        job: &JobId,
-        sandbox: &SandboxId,
-        outcome: Option<&Outcome>,
-    ) -> Map<String, Value> {
-        let mut report = Map::new();
-        report.insert("job".into(), json!(job));
-        report.insert("sandbox".into(), json!(sandbox));
-        report.insert("outcome".into(), json!(outcome));
-        insert_text(&mut report, "stdout", self.stdout);
-        insert_text(&mut report, "stderr", self.stderr);
-        report
+    /// The same for a program of a sandbox that was there before.
+    pub fn report_of(self, job: &JobId, sandbox: &SandboxId, outcome: Option<Outcome>) -> Report {
+        let (stdout, stdout_base64) = text(self.stdout);
+        let (stderr, stderr_base64) = text(self.stderr);
+        Report {
+            job: job.clone(),
+            sandbox: sandbox.clone(),
+            backend: None,
+            boundary: None,
+            outcome,
+            stdout,
+            stdout_base64,
+            stderr,
+            stderr_base64,
+            missing_bytes: None,
+        }
     }
 }
 
 /// Text as text; what is not, as far as it goes, with the exact bytes beside it.
-fn insert_text(report: &mut Map<String, Value>, name: &str, bytes: Vec<u8>) {
+fn text(bytes: Vec<u8>) -> (String, Option<String>) {
     match String::from_utf8(bytes) {
-        Ok(text) => drop(report.insert(name.into(), text.into())),
+        Ok(text) => (text, None),
         Err(error) => {
-            let bytes = error.into_bytes();
-            report.insert(name.into(), String::from_utf8_lossy(&bytes).into_owned().into());
-            report.insert(format!("{name}Base64"), base64(&bytes).into());
+            let bytes = error.as_bytes();
+            (String::from_utf8_lossy(bytes).into_owned(), Some(base64(bytes)))
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct CommandArgs {
     #[arg(long, value_name = "LINE", conflicts_with = "program", help_heading = "Command")]
     pub shell: Option<String>,
     /// The program and its arguments.
-    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    #[arg(value_name = "CMD", trailing_var_arg = true, help_heading = "Command")]
     pub program: Vec<String>,
 }
 

@@ -14,6 +14,7 @@ use crate::table::{Cell, Table};
 
 /// The flags of `run`.
 #[derive(Debug, Args)]
+#[command(override_usage = "stockade explain [OPTIONS] [-- CMD [ARGS]...]")]
 pub struct ExplainArgs {
     #[command(flatten)]
     spec: SpecArgs,

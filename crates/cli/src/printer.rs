@@ -14,6 +14,7 @@ pub const OWN_ERROR: i32 = 125;
 #[derive(Debug, Clone, Copy)]
 pub struct Printer {
     json: bool,
+    terminal: bool,
     colour: bool,
     /// Columns of the terminal; nothing when output is not shown on one.
     width: Option<usize>,
@@ -46,11 +47,11 @@ impl Tone {
 impl Printer {
     /// Looks at where standard output goes.
     pub fn new(json: bool) -> Self {
-        let terminal = !json && std::io::stdout().is_terminal();
+        let terminal = std::io::stdout().is_terminal();
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let width = terminal.then(|| usize::from(crate::terminal::size().cols));
-        Self { json, colour: terminal && !dumb && !set("NO_COLOR"), width }
+        Self { json, terminal, colour: terminal && !dumb && !set("NO_COLOR"), width }
     }
 
     /// Whether the answer is to be JSON.
@@ -78,9 +79,14 @@ impl Printer {
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 
-    /// Data as one JSON value.
+    /// Data as one JSON value: on one line for programs, on several for people.
     pub fn json(&self, value: &impl Serialize) {
-        match serde_json::to_string_pretty(value) {
+        let written = if self.terminal {
+            serde_json::to_string_pretty(value)
+        } else {
+            serde_json::to_string(value)
+        };
+        match written {
             Ok(text) => self.data(&format!("{text}\n")),
             Err(error) => self.note(&format!("the answer cannot be written as JSON: {error}")),
         }
@@ -88,7 +94,8 @@ impl Printer {
 
     /// Talk: one line on standard error.
     pub fn note(&self, text: &str) {
-        let _ = std::io::stderr().write_all(format!("stockade: {text}\n").as_bytes());
+        let line = format!("stockade: {}\n", without_numbers(text));
+        let _ = std::io::stderr().write_all(line.as_bytes());
     }
 
     /// Shows an error; answers the exit code.
@@ -141,4 +148,26 @@ fn with_causes(error: &Error, mut text: String) -> String {
         cause = source.source();
     }
     text
+}
+
+/// The text without ` (os error 2)`: the words beside it say the same.
+fn without_numbers(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |shown, part| match part.split_once(')') {
+        Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => shown + rest,
+        Some(_) | None => shown + " (os error " + part,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_system_errors_are_left_out() {
+        let shown = without_numbers("`x`: No such file (os error 2) (remedy: make it)");
+        assert_eq!(shown, "`x`: No such file (remedy: make it)");
+        assert_eq!(without_numbers("a (os error x) b"), "a (os error x) b");
+    }
 }

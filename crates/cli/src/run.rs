@@ -14,10 +14,12 @@ use crate::lasting;
 use crate::output::Output;
 use crate::printer::Printer;
 use crate::registry;
-use crate::terminal::Raw;
+use crate::terminal::{self, Raw};
 
 /// What to run and in what.
 #[derive(Debug, Args)]
+#[command(override_usage = "stockade run [OPTIONS] -- CMD [ARGS]...\n       \
+                            stockade run [OPTIONS] --shell LINE")]
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
@@ -42,17 +44,18 @@ pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
     if args.detach {
         return lasting::create::detached(spec, command, printer);
     }
+    terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let engine = registry::engine(&settings, &spec.backend).await?;
-    let started = tokio::select! {
+    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
+    let (execution, follower) = tokio::select! {
         started = engine.run_followed(spec.clone(), command.clone()) => started?,
         signal = interrupts.next() => {
             engine.close().await?;
             return Ok(interrupts::exit_code(signal));
         }
     };
-    let (execution, follower) = started;
-    let session = Session { execution, follower, interrupts, command };
+    let session = Session { execution, follower, interrupts, command, raw };
     if printer.is_json() {
         return session.captured(&engine, &spec, printer).await;
     }
@@ -70,12 +73,12 @@ struct Session {
     follower: Subscription,
     interrupts: Interrupts,
     command: Command,
+    raw: Option<Raw>,
 }
 
 impl Session {
     /// Output as it comes, and the reasons at the end.
     async fn streamed(mut self, printer: &Printer) -> Result<i32> {
-        let raw = self.command.terminal.map(|_| Raw::enter()).transpose()?;
         let mut output = Output::default();
         let end = {
             let follower = &mut self.follower;
@@ -83,7 +86,7 @@ impl Session {
             attend(&*self.execution, &mut self.interrupts, &self.command, relay).await
         };
         let released = self.execution.close().await;
-        drop(raw);
+        drop(self.raw.take());
         let code = conclude(end?, output, &mut self.interrupts, printer).await?;
         released.map(|()| code)
     }
@@ -108,8 +111,9 @@ impl Session {
         released?;
         let outcome = self.execution.outcome().await;
         let choice = taken(engine, spec).await;
-        printer.json(&captured.report(&self.execution, choice, &outcome));
-        Ok(forced.unwrap_or_else(|| outcome.exit_code()))
+        let code = forced.unwrap_or_else(|| outcome.exit_code());
+        printer.json(&captured.report(&self.execution, choice, outcome));
+        Ok(code)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
-use stockade_core::{Error, ErrorCode, Result, TerminalSize};
+use stockade_core::{Command, Error, ErrorCode, Result, TerminalSize};
 
 /// What most programs assume where nobody says.
 const USUAL: TerminalSize = TerminalSize { rows: 24, cols: 80 };
@@ -20,6 +20,15 @@ pub fn size() -> TerminalSize {
     size.map_or(USUAL, |size| TerminalSize { rows: size.ws_row, cols: size.ws_col })
 }
 
+/// Refuses a terminal for the command where there is none for the caller.
+pub fn require(command: &Command) -> Result<()> {
+    if command.terminal.is_none() || isatty(stdin()) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorCode::Invalid, "run", "-t needs a terminal on standard input")
+        .remedy("leave -t out, or use -i to pass input on"))
+}
+
 /// Every key goes through while this lives.
 #[derive(Debug)]
 pub struct Raw(());
@@ -27,11 +36,6 @@ pub struct Raw(());
 impl Raw {
     /// Makes the terminal raw. Needs one on standard input.
     pub fn enter() -> Result<Self> {
-        if !isatty(stdin()) {
-            let message = "-t needs a terminal on standard input";
-            return Err(Error::new(ErrorCode::Invalid, "run", message)
-                .remedy("leave -t out, or use -i to pass input on"));
-        }
         let before = tcgetattr(stdin()).map_err(failed)?;
         let mut raw = before.clone();
         raw.make_raw();

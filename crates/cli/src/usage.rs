@@ -1,12 +1,15 @@
 //! What the parser of the command line has to say, in one line and with the right exit code: 2 would
 //! be taken for the program's own.
 
+use std::error::Error as _;
 use std::io::Write;
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stockade_core::{Error, ErrorCode};
 
 use crate::printer::{OWN_ERROR, Printer};
+
+const USAGE: &str = "usage";
 
 /// Shows help and version as they are, everything else as an error; answers the exit code.
 pub fn report(error: &clap::Error) -> i32 {
@@ -31,30 +34,35 @@ fn wants_json() -> bool {
 }
 
 fn told(error: &clap::Error) -> Error {
+    if let Some(message) = wrong_value(error) {
+        return Error::new(ErrorCode::Invalid, USAGE, message);
+    }
     let rendered = error.render().to_string();
     let mut paragraphs = rendered.split("\n\n");
     let first = paragraphs.next().unwrap_or_default();
     let message = one_line(first.strip_prefix("error: ").unwrap_or(first));
-    let tips: Vec<_> = paragraphs
+    let tip = paragraphs
         .filter_map(|paragraph| paragraph.trim_start().strip_prefix("tip: "))
         .map(one_line)
-        .collect();
-    let told = Error::new(ErrorCode::Invalid, "command line", message);
-    match remedy(error, &tips) {
-        Some(remedy) => told.remedy(remedy),
-        None => told,
-    }
+        // That a flag nobody knows could be an argument helps nobody who mistyped it.
+        .find(|tip| !tip.starts_with("to pass "));
+    let all = || "`stockade --help` and `stockade COMMAND --help` list what there is".to_owned();
+    Error::new(ErrorCode::Invalid, USAGE, message).remedy(tip.unwrap_or_else(all))
 }
 
-/// A value that does not parse says itself what is expected; anything else is answered by the help.
-fn remedy(error: &clap::Error, tips: &[String]) -> Option<String> {
-    if !tips.is_empty() {
-        return Some(tips.join("; "));
+/// A value that does not parse says itself what is expected.
+fn wrong_value(error: &clap::Error) -> Option<String> {
+    let (Some(ContextValue::String(flag)), Some(ContextValue::String(given))) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
+    else {
+        return None;
+    };
+    let why = error.source()?.to_string();
+    let flag = flag.split_whitespace().next().unwrap_or(flag);
+    if why.contains(&format!("`{given}`")) {
+        return Some(format!("{flag}: {why}"));
     }
-    let explained = error.kind() == ErrorKind::ValueValidation;
-    let named = error.get(ContextKind::InvalidArg).is_some();
-    (!(explained && named))
-        .then(|| "`stockade --help` and `stockade COMMAND --help` list all".into())
+    Some(format!("{flag}: `{}` {why}", given.escape_debug()))
 }
 
 fn one_line(text: &str) -> String {

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
 use stockade_core::{Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace};
 
 use crate::args::existing;
@@ -47,15 +48,28 @@ fn here() -> Result<HostPath> {
     let dir = HostPath::try_from(dir)
         .map_err(|error| Error::new(ErrorCode::Invalid, WORKSPACE, error.to_string()))?;
     refuse_broad(&dir)?;
-    Ok(dir)
+    readable(dir)
 }
 
 fn directory(path: HostPath) -> Result<HostPath> {
     if path.as_path().is_dir() {
-        return Ok(path);
+        return readable(path);
     }
     Err(Error::new(ErrorCode::Invalid, WORKSPACE, format!("`{path}` is not a directory"))
         .remedy("name a directory; a single file can be given with --mount"))
+}
+
+/// Asked here, since inside it would look like a failure of the command.
+fn readable(path: HostPath) -> Result<HostPath> {
+    match rustix::fs::access(path.as_path(), Access::READ_OK | Access::EXEC_OK) {
+        Ok(()) => Ok(path),
+        Err(errno) => {
+            let message = format!("`{path}` cannot be read");
+            Err(Error::new(ErrorCode::Invalid, WORKSPACE, message)
+                .remedy("name a directory that you may read")
+                .source(errno))
+        }
+    }
 }
 
 fn refuse_broad(dir: &HostPath) -> Result<()> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 use stockade_core::{
     Bytes, Command, Ending, Error, ErrorCode, Limits, Result, SandboxId, SandboxPath, Span, Stdin,
     User,
@@ -21,7 +21,7 @@ use crate::env;
 use crate::interrupts::{self, Interrupts};
 use crate::output::Output;
 use crate::printer::Printer;
-use crate::terminal::Raw;
+use crate::terminal::{self, Raw};
 
 const EXEC: &str = "exec";
 /// A person at a terminal is in nobody's hurry; the sandbox's own lifetime ends it all the same.
@@ -120,8 +120,8 @@ pub async fn attached(
     printer: &Printer,
 ) -> Result<i32> {
     let command = fitted(command, printer)?;
+    terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
-    // Before anything runs: without a terminal there is nothing to run it on.
     let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
     let mut remote = Remote::exec(connection, command.clone(), false).await?;
     if printer.is_json() {
@@ -169,11 +169,14 @@ async fn captured(
     let end = attend(&remote.control, &mut interrupts, command, collect).await;
     see_off(&mut remote, &end).await;
     let (outcome, code) = match end? {
-        End::Over(outcome) => (Some(outcome.clone()), outcome.exit_code()),
+        End::Over(outcome) => {
+            let code = outcome.exit_code();
+            (Some(outcome), code)
+        }
         End::Forced(signal) => (None, interrupts::exit_code(signal)),
         End::Unread => (None, 0),
     };
-    printer.json(&Value::Object(captured.report_of(&remote.job, id, outcome.as_ref())));
+    printer.json(&captured.report_of(&remote.job, id, outcome));
     Ok(code)
 }
 

@@ -1,14 +1,13 @@
 //! `stockade logs`: what a command in a sandbox has written, as long as the sandbox lives.
 
 use clap::Args;
-use serde_json::{Value, json};
 use stockade_core::{JobId, Outcome, Result, SandboxId};
 use stockade_engine::OutputEvent;
 
 use super::exec::open;
 use super::remote::Remote;
 use crate::attend::{CLOSED_PIPE, Events};
-use crate::capture::Captured;
+use crate::capture::{Captured, Report};
 use crate::output::{Output, Stop};
 use crate::printer::Printer;
 use crate::reasons::reasons;
@@ -90,8 +89,7 @@ async fn captured(mut remote: Remote, id: &SandboxId, printer: &Printer) -> Resu
             OutputEvent::End(end) => outcome = Some(end),
         }
     }
-    let mut report = captured.report_of(&remote.job, id, outcome.as_ref());
-    report.insert("missingBytes".into(), json!(missing));
-    printer.json(&Value::Object(report));
+    let report = captured.report_of(&remote.job, id, outcome);
+    printer.json(&Report { missing_bytes: Some(missing), ..report });
     Ok(0)
 }
