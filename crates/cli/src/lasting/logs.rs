@@ -7,7 +7,7 @@ use stockade_engine::OutputEvent;
 use super::exec::open;
 use super::remote::Remote;
 use crate::attend::{CLOSED_PIPE, Events};
-use crate::capture::{Captured, Report};
+use crate::capture::Captured;
 use crate::output::{Output, Stop};
 use crate::printer::Printer;
 use crate::reasons::reasons;
@@ -89,7 +89,8 @@ async fn captured(mut remote: Remote, id: &SandboxId, printer: &Printer) -> Resu
             OutputEvent::End(end) => outcome = Some(end),
         }
     }
-    let report = captured.report_of(&remote.job, id, outcome);
-    printer.json(&Report { missing_bytes: Some(missing), ..report });
+    let mut report = captured.report_of(&remote.job, id, outcome);
+    report.missing_bytes = Some(missing);
+    printer.json(&report);
     Ok(0)
 }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use stockade_core::{EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP, LINK, SPECIAL, Summary, host, join};
+use super::{CP, LINK, SPECIAL, Summary, host, join, name_of};
 use crate::lasting::message::PIECE;
 
 /// Something that is still to be copied.
@@ -44,10 +44,8 @@ async fn settle(source: &Path, guest: &mut Guest, target: &str) -> Result<String
         }
         guest.make_dir(target).await?;
     }
-    match source.file_name() {
-        Some(name) => Ok(join(target, &text(name)?)),
-        None => Ok(target.to_owned()),
-    }
+    let source = text(source.as_os_str())?;
+    Ok(name_of(&source).map_or_else(|| target.to_owned(), |name| join(target, name)))
 }
 
 struct Job<'a> {

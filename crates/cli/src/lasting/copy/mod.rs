@@ -62,6 +62,12 @@ impl Summary {
     }
 }
 
+/// The name of what a path names; nothing where it names a directory by its place: `.`, `..`, `a/.`.
+fn name_of(path: &str) -> Option<&str> {
+    let last = path.trim_end_matches('/').rsplit('/').next()?;
+    Some(last).filter(|name| !["", ".", ".."].contains(name))
+}
+
 fn join(base: &str, name: &str) -> String {
     format!("{}/{name}", base.strip_suffix('/').unwrap_or(base))
 }
@@ -71,4 +77,19 @@ fn path(text: &str) -> Result<SandboxPath> {
         Error::new(ErrorCode::PathEscapes, CP, error.to_string())
             .remedy("name a path inside the sandbox")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_of;
+
+    #[test]
+    fn a_path_that_ends_in_a_place_has_no_name() {
+        for path in ["", ".", "/", "..", "a/.", "a/..", "/a/./"] {
+            assert_eq!(name_of(path), None, "{path}");
+        }
+        for path in ["b", "/b", "a/b", "a/b/", "./b"] {
+            assert_eq!(name_of(path), Some("b"), "{path}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP, LINK, SPECIAL, Summary, host, join};
+use super::{CP, LINK, SPECIAL, Summary, host, join, name_of};
 use crate::lasting::message::PIECE;
 
 /// Something that is still to be copied.
@@ -60,10 +60,9 @@ impl Job<'_> {
     /// Settles where the whole will be, and takes it up.
     async fn first(&mut self, source: &str, target: &Path, entry: Entry) -> Result<()> {
         let failed = |error| host::failed("written", &target.display().to_string(), error);
-        let own_name = Path::new(source).file_name().and_then(OsStr::to_str);
         if target.is_dir() {
             let dir = Rc::new(host::open_named(target).map_err(failed)?);
-            return match own_name {
+            return match name_of(source) {
                 Some(name) => {
                     self.due.push(Due { dir, name: name.into(), source: source.into(), entry });
                     Ok(())
