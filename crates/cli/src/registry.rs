@@ -8,10 +8,13 @@ use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Resul
 use stockade_engine::Engine;
 
 use crate::config::Settings;
+use crate::lasting;
 
-/// An engine with every backend there is.
+/// An engine with every backend there is. What dead ones left is gone when it is open.
 pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
-    Engine::open(settings.engine()?, backends(choice)?).await
+    let engine = Engine::open(settings.engine()?, backends(choice)?).await?;
+    lasting::sweep(&settings.state_dir()?);
+    Ok(engine)
 }
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.

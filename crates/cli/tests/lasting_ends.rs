@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
 
@@ -56,6 +57,32 @@ fn a_supervisor_that_is_killed_leaves_nothing() {
     );
     assert!(place.listed(&id).is_none());
     place.assert_all_is_gone();
+}
+
+#[test]
+fn the_next_command_clears_away_what_a_killed_supervisor_left() {
+    let place = Lasting::new();
+    let id = place.create(&[]);
+    kill_process(Pid::from_raw(place.owner(&id)).unwrap(), Signal::KILL).unwrap();
+    place.stockade(&["run", "true"]).is(0, "", "");
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_signal_overtakes_input_that_nobody_reads() {
+    let place = Lasting::new();
+    let id = place.create(&[]);
+    let mut command = place.command(&["exec", "-i", &id, "--shell", READY]);
+    let (mut client, _) = start({
+        command.stdin(Stdio::piped());
+        command
+    });
+    let mut stdin = client.stdin.take().unwrap();
+    // Far more than any pipe on the way holds; ends when nobody can take it any more.
+    let writer = std::thread::spawn(move || stdin.write_all(&vec![0; 8 << 20]).is_err());
+    signal(&client, Signal::INT);
+    wait(client).is(130, "", "");
+    assert!(writer.join().unwrap());
 }
 
 #[test]
@@ -148,7 +175,7 @@ fn a_caller_who_is_gone_before_the_walls_stand_gets_no_sandbox() {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let order = r#"{"spec":{},"idle":"1h","lifetime":"1h","command":null}"#;
-    std::io::Write::write_all(&mut child.stdin.take().unwrap(), order.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(order.as_bytes()).unwrap();
     assert_eq!(wait(child).code, 0);
     place.stockade(&["ps", "-q"]).is(0, "", "");
     place.assert_all_is_gone();

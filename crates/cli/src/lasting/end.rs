@@ -43,7 +43,7 @@ pub async fn end(
     match place.lease(id)? {
         None => Ok(Found::Nothing),
         Some(lease) if lease.alive => from_outside(place, &lease, operation).await,
-        Some(_) => clear_away(place, settings).await,
+        Some(_) => clear_away(settings).await,
     }
 }
 
@@ -86,9 +86,8 @@ async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str)
 }
 
 /// An engine that opens reaps what dead ones left.
-pub async fn clear_away(place: &Place, settings: &Settings) -> Result<Found> {
+pub async fn clear_away(settings: &Settings) -> Result<Found> {
     let engine = registry::engine(settings, &BackendChoice::Auto).await?;
     engine.close().await?;
-    place.sweep()?;
     Ok(Found::Stale)
 }

@@ -37,7 +37,7 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
         }
     }
     if args.all {
-        clear_away(&place, &settings).await?;
+        clear_away(&settings).await?;
     }
     show(&ended, code, printer);
     Ok(code)

@@ -26,5 +26,7 @@ mod place;
 mod remote;
 mod socket;
 
+pub use place::sweep;
+
 /// The command a supervisor is started with. Not for people.
 pub const VERB: &str = "supervise";

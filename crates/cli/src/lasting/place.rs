@@ -1,11 +1,13 @@
 //! Where this user's sandboxes are found: leases say which there are, sockets lead to their owners.
 
+use std::path::Path;
+
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use stockade_engine::{LeaseInfo, LeaseListing, Leases, StateDir};
 
 use super::client::Connection;
 use super::fault::unknown;
-use super::socket::Sockets;
+use super::socket::{self, Sockets};
 use crate::config::Settings;
 
 /// The sandboxes of one state directory.
@@ -18,7 +20,11 @@ pub struct Place {
 impl Place {
     /// Opens the state directory. Nothing is reaped by looking.
     pub fn open(settings: &Settings) -> Result<Self> {
-        let state = StateDir::open(settings.state_dir()?)?;
+        Self::at(&settings.state_dir()?)
+    }
+
+    fn at(state: &Path) -> Result<Self> {
+        let state = StateDir::open(state)?;
         let sockets = Sockets::open(state.path())?;
         Ok(Self { sockets, leases: Leases::open(&state)? })
     }
@@ -44,19 +50,27 @@ impl Place {
             Some(_) => orphaned(operation, id),
         })
     }
+}
 
-    /// Removes sockets whose owners are dead. Sockets are looked at before leases: a supervisor has
-    /// its lease before its socket, so a socket without a live lease is nobody's.
-    pub fn sweep(&self) -> Result<()> {
-        let sockets = self.sockets.ids();
-        let leases = self.list()?.leases;
-        let owned = |id: &SandboxId| leases.iter().any(|one| one.alive && one.body.id == *id);
-        for id in sockets.iter().filter(|id| !owned(id)) {
-            // Whoever comes next tries again.
-            let _ = self.sockets.remove(id);
-        }
-        Ok(())
+/// Removes sockets whose owners are dead. Sockets are looked at before leases: a supervisor has its
+/// lease before its socket, so a socket without a live lease is nobody's.
+pub fn sweep(state: &Path) {
+    let sockets = socket::ids(state);
+    if sockets.is_empty() {
+        return;
     }
+    // Whoever comes next tries again.
+    let _ = remove_unowned(state, &sockets);
+}
+
+fn remove_unowned(state: &Path, sockets: &[SandboxId]) -> Result<()> {
+    let place = Place::at(state)?;
+    let leases = place.list()?.leases;
+    let owned = |id: &SandboxId| leases.iter().any(|one| one.alive && one.body.id == *id);
+    for id in sockets.iter().filter(|id| !owned(id)) {
+        let _ = place.sockets.remove(id);
+    }
+    Ok(())
 }
 
 /// A sandbox that is alive without a supervisor: a `run` in progress, or a program's own engine.

@@ -85,7 +85,7 @@ pub async fn ps(args: &PsArgs, printer: &Printer) -> Result<i32> {
     }
     let stale = rows.iter().filter(|row| row.state == State::Stale).count();
     if stale > 0 {
-        clear_away(&place, &settings).await?;
+        clear_away(&settings).await?;
         printer.note(&format!("cleared away {stale} that dead processes had left"));
     }
     Ok(0)
