@@ -143,7 +143,7 @@ impl Command {
         let asked = [
             (self.stdin != Stdin::None, Feature::Stdin, "stdin"),
             (self.terminal.is_some(), Feature::Terminal, "terminal"),
-            (self.user.is_some(), Feature::ChosenUser, "user"),
+            (self.user.is_some(), Feature::UserPerCommand, "user"),
             (self.wall_time.is_some(), Feature::WallTimeLimit, "wallTime"),
             (self.output.is_some(), Feature::OutputLimit, "output"),
         ];

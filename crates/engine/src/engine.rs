@@ -149,7 +149,7 @@ impl Engine {
 
     /// Ends a sandbox and everything in it; returns when nothing is left (C-30). Idempotent.
     pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let live = lock(&self.inner.live).remove(id);
+        let live = lock(&self.inner.live).get(id).cloned();
         match live {
             Some(live) => self.inner.clone().retire(live).await,
             None => self.inner.destroy_foreign(id).await,

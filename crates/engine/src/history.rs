@@ -113,10 +113,18 @@ impl State {
             && self.followers.values().any(|follower| follower.seq <= oldest)
     }
 
-    fn push(&mut self, bounds: HistoryBounds, stream: StreamId, data: Bytes) {
-        while !self.events.is_empty() && self.over(bounds, data.len()) {
+    /// Lets the oldest events go until this much fits. Fails while a follower needs one of them.
+    fn make_room(&mut self, bounds: HistoryBounds, coming: usize) -> bool {
+        while !self.events.is_empty() && self.over(bounds, coming) {
+            if self.held() {
+                return false;
+            }
             self.bytes -= self.events.pop_front().map_or(0, |event| event.data.len());
         }
+        true
+    }
+
+    fn push(&mut self, stream: StreamId, data: Bytes) {
         let at = self.end;
         self.end = Position { seq: at.seq + 1, bytes: at.bytes + data.len() as u64 };
         self.bytes += data.len();
@@ -146,8 +154,8 @@ impl History {
             read.as_mut().enable();
             {
                 let mut state = self.state();
-                if !(state.over(self.bounds, data.len()) && state.held()) {
-                    state.push(self.bounds, stream, data);
+                if state.make_room(self.bounds, data.len()) {
+                    state.push(stream, data);
                     break;
                 }
             }
@@ -344,6 +352,20 @@ mod tests {
         assert!(follower.try_next().is_some());
         write(&history, 1).unwrap();
         assert_eq!(seqs(&mut follower), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_follower_misses_nothing_when_one_event_takes_the_room_of_many() {
+        let history = History::new(SMALL);
+        let mut follower = history.follow();
+        for _ in 0..4 {
+            write(&history, 25).unwrap();
+        }
+        assert!(follower.try_next().is_some());
+        assert_eq!(write(&history, 80), None, "three events that must go were not read yet");
+        assert_eq!(seqs(&mut follower), [1, 2, 3]);
+        write(&history, 80).unwrap();
+        assert_eq!(seqs(&mut follower), [4]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! of its own, so that a caller who gives up half-way leaves nothing behind (C-32).
 
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use stockade_core::{
     Admitted, Backend, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process, Result,
@@ -19,6 +20,9 @@ use crate::supervise::{Ended, supervise};
 /// The programs a clean environment finds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// How long the commands of a sandbox may take to end before its walls come down.
+const END_GRACE: Duration = Duration::from_secs(6);
+
 /// An admitted spec and the backend that will honour it.
 #[derive(Clone)]
 pub(crate) struct Order {
@@ -30,7 +34,8 @@ pub(crate) struct Order {
 pub(crate) struct Live {
     pub order: Order,
     pub sandbox: Arc<dyn Sandbox>,
-    lease: Mutex<Option<Lease>>,
+    /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
+    lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<Shared>>>,
 }
 
@@ -174,7 +179,7 @@ impl Inner {
             Ok(sandbox) => Ok(Arc::new(Live {
                 order: order.clone(),
                 sandbox,
-                lease: Mutex::new(Some(lease)),
+                lease: tokio::sync::Mutex::new(Some(lease)),
                 executions: Mutex::default(),
             })),
             Err(error) => {
@@ -212,8 +217,9 @@ impl Inner {
         let ended = supervise(process, stdin, &limits, &shared.history, shared.cancelled()).await;
         // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
         let released = if one_shot || !ended.confirmed {
+            let released = self.take_down(&live).await;
             lock(&self.live).remove(&shared.sandbox);
-            self.take_down(&live).await
+            released
         } else {
             Ok(())
         };
@@ -260,11 +266,13 @@ impl Inner {
             let executions: Vec<_> =
                 lock(&live.executions).iter().filter_map(Weak::upgrade).collect();
             executions.iter().for_each(|shared| shared.cancel());
-            let taken_down = self.take_down(&live).await;
-            for shared in executions {
-                shared.finished().await;
-            }
-            taken_down
+            // What cannot be ended by itself in time ends with the walls.
+            let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
+            // What could not be taken down stays known, so that it can be tried again.
+            self.take_down(&live).await?;
+            lock(&self.live).remove(live.sandbox.id());
+            all_finished(&executions).await;
+            Ok(())
         })
         .await
     }
@@ -272,16 +280,17 @@ impl Inner {
     /// Destroys, checks, records, and only then gives the lease back.
     async fn take_down(&self, live: &Live) -> Result<()> {
         let id = live.sandbox.id();
-        let Some(lease) = lock(&live.lease).take() else {
+        let mut held = live.lease.lock().await;
+        if held.is_none() {
             return Ok(());
-        };
+        }
         let destroyed = self.destroy_within(live.order.backend.as_ref(), id).await;
         let detail = destroyed.as_ref().err().map(|error| error.message().to_owned());
         let event = Event::Destroyed { sandbox: id.clone(), clean: destroyed.is_ok(), detail };
         let recorded = self.record(event).await;
         // Walls that may still stand keep their lease, so that they are reaped later.
         destroyed?;
-        lease.release()?;
+        held.take().map_or(Ok(()), Lease::release)?;
         recorded
     }
 
@@ -340,6 +349,12 @@ fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
     Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
         .backend(backend.name())
         .remedy("see whether what it relies on is alive: `stockade detect`")
+}
+
+async fn all_finished(executions: &[Arc<Shared>]) {
+    for shared in executions {
+        shared.finished().await;
+    }
 }
 
 /// Runs to the end even if the caller does not wait for it.

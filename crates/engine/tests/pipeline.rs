@@ -186,6 +186,18 @@ async fn a_lasting_sandbox_runs_many_commands_until_it_is_destroyed() {
     bench.nothing_left().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_destroy_ends_was_cancelled_whoever_is_faster() {
+    let bench = bench(Faults::default()).await;
+    for _ in 0..200 {
+        let id = bench.engine.create(spec()).await.unwrap();
+        let running = bench.engine.exec(&id, Command::program(["forever"])).await.unwrap();
+        bench.engine.destroy(&id).await.unwrap();
+        assert_eq!(running.outcome().await.ending, Ending::Cancelled);
+    }
+    bench.nothing_left().await;
+}
+
 #[tokio::test]
 async fn closing_the_engine_ends_everything() {
     let bench = bench(Faults::default()).await;

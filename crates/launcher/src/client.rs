@@ -8,11 +8,19 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use crate::error::LaunchError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use rustix::process::{Signal, pidfd_send_signal};
+
+use crate::error::{Failure, LaunchError, Wall};
 use crate::plan::LaunchPlan;
 use crate::sys;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Reply};
+use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, Reply};
+
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The launcher's executable.
 #[derive(Debug)]
@@ -33,12 +41,13 @@ pub struct Launcher {
 
 impl Launcher {
     /// Starts the launcher. It runs in a session of its own, with an empty environment and no
-    /// descriptor but the control socket and `agent`.
+    /// descriptor but the control socket and `agent`, which is a sealed copy ([`crate::seal`]).
     pub fn start(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
         let (ours, theirs) = wire::pair()?;
         // Kept until the child has executed it, under a number that the child does not overwrite.
         let (path, _kept) = match program {
-            Program::Path(path) => (path.clone(), None),
+            // The launcher starts in the root directory, where a relative path means another file.
+            Program::Path(path) => (std::path::absolute(path)?, None),
             Program::Fd(fd) => {
                 let kept = rustix::io::fcntl_dupfd_cloexec(fd, 64)?;
                 (PathBuf::from(format!("/proc/self/fd/{}", kept.as_raw_fd())), Some(kept))
@@ -71,9 +80,9 @@ impl Launcher {
             return Err(LaunchError::TooLarge { size: text.len(), limit: MESSAGE_LIMIT });
         }
         let (ours, theirs) = wire::pair().map_err(gone)?;
-        let control = self.control.as_ref().ok_or_else(|| gone(rustix::io::Errno::PIPE))?;
+        let control = self.control.as_ref().ok_or_else(|| gone(Errno::PIPE))?;
         wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(gone)?;
-        Ok(Pending { reply: ours })
+        Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None })
     }
 }
 
@@ -87,11 +96,14 @@ impl Drop for Launcher {
     }
 }
 
-/// A launch under way. Its descriptor becomes readable when the answer is there; dropping it before
+/// A launch under way. Its descriptor becomes readable when there is news; dropping it before the end
 /// gives the launch up, and nothing of it is left (C-32).
 #[derive(Debug)]
 pub struct Pending {
     reply: OwnedFd,
+    pid: u32,
+    pidfd: Option<OwnedFd>,
+    walls: Option<Vec<Proof>>,
 }
 
 impl AsFd for Pending {
@@ -101,20 +113,81 @@ impl AsFd for Pending {
 }
 
 impl Pending {
-    /// Waits for the answer.
-    pub fn finish(self) -> Result<Launched, LaunchError> {
-        let message = wire::receive(&self.reply).map_err(gone)?;
-        let message = message.ok_or_else(|| gone(rustix::io::Errno::PIPE))?;
-        let reply = serde_json::from_slice(&message.text).map_err(LaunchError::Answer)?;
-        match (reply, message.fds.into_iter().next()) {
-            (Reply::Launched { pid, walls }, Some(pidfd)) => Ok(Launched { pid, pidfd, walls }),
-            (Reply::Launched { .. }, None) => Err(gone(rustix::io::Errno::BADF)),
-            (Reply::Failed(failure), _) => Err(LaunchError::Failed(failure)),
+    /// Waits for the end, at most ten seconds: a building that takes longer hangs on something, such
+    /// as a dead network file system.
+    pub fn finish(mut self) -> Result<Launched, LaunchError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // The end alone is waited for; by then all news has come.
+            let mut watched = [PollFd::new(&self.reply, PollFlags::RDHUP)];
+            let timeout = Timespec::try_from(left).map_err(|_| gone(Errno::INVAL))?;
+            match poll(&mut watched, Some(&timeout)) {
+                Ok(0) => return Err(too_long()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(gone(errno)),
+            }
+            if let Some(launched) = self.try_finish()? {
+                return Ok(launched);
+            }
+        }
+    }
+
+    /// Takes what news there is and does not wait; nothing while the walls are still being built.
+    pub fn try_finish(&mut self) -> Result<Option<Launched>, LaunchError> {
+        loop {
+            match wire::receive(&self.reply, RecvFlags::DONTWAIT) {
+                Ok(Some(message)) => self.take(message)?,
+                Ok(None) => return self.ended().map(Some),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(gone(errno)),
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Result<(), LaunchError> {
+        match serde_json::from_slice(&message.text).map_err(LaunchError::Answer)? {
+            Reply::Begun { pid } => {
+                self.pid = pid;
+                self.pidfd = message.fds.into_iter().next();
+                Ok(())
+            }
+            Reply::Proved(walls) => {
+                self.walls = Some(walls);
+                Ok(())
+            }
+            Reply::Failed(failure) => Err(LaunchError::Failed(failure)),
+        }
+    }
+
+    /// The socket's last holder is gone: replaced by the agent if it had proved its walls.
+    fn ended(&mut self) -> Result<Launched, LaunchError> {
+        match (self.walls.take(), self.pidfd.take()) {
+            (Some(walls), Some(pidfd)) => Ok(Launched { pid: self.pid, pidfd, walls }),
+            (None, Some(_)) => Err(LaunchError::Failed(Failure::without_errno(
+                Wall::Namespaces,
+                "the process ended while building",
+            ))),
+            (_, None) => Err(gone(Errno::PIPE)),
         }
     }
 }
 
-fn gone(errno: rustix::io::Errno) -> LaunchError {
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(pidfd) = &self.pidfd {
+            // Gone already, if it failed by itself.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+    }
+}
+
+fn too_long() -> LaunchError {
+    let detail = format!("the walls did not stand within {} s", PATIENCE.as_secs());
+    LaunchError::Failed(Failure::new(Wall::Request, Errno::TIMEDOUT, detail))
+}
+
+fn gone(errno: Errno) -> LaunchError {
     LaunchError::Gone(errno.into())
 }
 

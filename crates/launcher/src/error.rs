@@ -22,6 +22,8 @@ pub enum Wall {
     Template,
     /// User, mount, pid, network, ipc, uts, cgroup and time namespaces.
     Namespaces,
+    /// A session and a process group of the sandbox's own.
+    Session,
     /// The parent-death signal.
     ParentDeath,
     /// The identity inside and its mapping.

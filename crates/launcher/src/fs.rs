@@ -19,9 +19,11 @@ pub(crate) const WRITABLE: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 /// Attributes of what the guest may only read and execute.
 pub(crate) const READ_ONLY: MountAttrFlags = WRITABLE.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
-/// Attributes of device nodes: nothing but the device itself.
-pub(crate) const DEVICE: MountAttrFlags =
-    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+/// Attributes of device nodes. Read-only does not keep one from writing to the device; it keeps a
+/// guest that is the node's owner on the host from changing its mode for everybody.
+pub(crate) const DEVICE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)
+    .union(MountAttrFlags::MOUNT_ATTR_RDONLY);
 /// Attributes of what the guest may only look at.
 pub(crate) const LOOK_ONLY: MountAttrFlags = READ_ONLY.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
@@ -81,6 +83,11 @@ pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> Result<(), Errno> {
 /// Attaches a detached tree at a path below an open root, which the resolution cannot leave.
 pub(crate) fn attach_in(tree: impl AsFd, root: impl AsFd, path: &Path) -> Result<(), Errno> {
     attach(tree, place(root, path)?)
+}
+
+/// Attaches a detached tree at a name directly in a directory nobody else can change.
+pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, name: &str) -> Result<(), Errno> {
+    move_mount(tree, "", directory, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
 /// Opens a place below a root. Symbolic links are refused: a mount goes where its name says.

@@ -32,8 +32,8 @@ pub(crate) struct Ground {
     pub gid: u32,
     /// Whether a plan may name another user of the host.
     pub privileged: bool,
-    /// Inodes of this process's own namespaces, which no sandbox may share.
-    pub namespaces: Vec<(&'static str, u64)>,
+    /// This process's own namespaces, which no sandbox may share.
+    pub namespaces: Vec<(&'static str, String)>,
 }
 
 /// Every kind of namespace a sandbox gets, by its name under `/proc/self/ns`.
@@ -48,7 +48,7 @@ impl Ground {
         let host = this_mount_namespace().at(Wall::Ground, "the host's mount namespace")?;
         bare_namespace().at(Wall::Ground, "the namespace of prepared roots")?;
         let roots = this_mount_namespace().at(Wall::Ground, "the prepared roots")?;
-        let namespaces = own_namespaces();
+        let namespaces = own_namespaces().at(Wall::Ground, "its namespaces")?;
         Ok(Ground { host, roots, uid, gid, privileged, namespaces })
     }
 
@@ -117,7 +117,7 @@ fn change_all(kind: MountPropagationFlags) -> Result<(), Errno> {
 fn bare_namespace() -> Result<(), Errno> {
     sys::unshare(UnshareFlags::NEWNS)?;
     change_all(MountPropagationFlags::PRIVATE)?;
-    let proc_tree = fs::clone_with(CWD, "/proc", fs::DEVICE)?;
+    let proc_tree = fs::clone_with(CWD, "/proc", fs::WRITABLE)?;
     let root = fs::tmpfs(1 << 20, "0755", fs::WRITABLE)?;
     for name in [ROOTS, STAGE, SCRATCH, LAYER, "/proc"] {
         rustix::fs::mkdirat(&root, name.trim_start_matches('/'), Mode::from_raw_mode(0o755))?;
@@ -129,11 +129,14 @@ fn bare_namespace() -> Result<(), Errno> {
     fs::attach(&proc_tree, fs::open_path("/proc")?)
 }
 
-fn own_namespaces() -> Vec<(&'static str, u64)> {
-    NAMESPACES.iter().filter_map(|name| Some((*name, namespace_inode(name)?))).collect()
+fn own_namespaces() -> Result<Vec<(&'static str, String)>, Errno> {
+    let process = fs::open_path("/proc/self")?;
+    let own = NAMESPACES.iter().filter_map(|name| Some((*name, namespace(&process, name)?)));
+    Ok(own.collect())
 }
 
-/// The identity of one of this process's namespaces; none where the kernel has no such kind.
-pub(crate) fn namespace_inode(name: &str) -> Option<u64> {
-    rustix::fs::stat(format!("/proc/self/ns/{name}").as_str()).ok().map(|stat| stat.st_ino)
+/// The identity of one of a process's namespaces; none where the kernel has no such kind.
+pub(crate) fn namespace(process: &OwnedFd, name: &str) -> Option<String> {
+    let link = rustix::fs::readlinkat(process, format!("ns/{name}"), Vec::new()).ok()?;
+    link.into_string().ok()
 }

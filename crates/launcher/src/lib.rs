@@ -1,5 +1,5 @@
 //! The launcher: a single-threaded program on the host side that builds Linux walls in one readable
-//! order ([`sandbox`]), reads every one of them back, and starts the agent behind them.
+//! order (`sandbox`), reads every one of them back, and starts the agent behind them.
 //!
 //! It never parses anything a guest wrote, never runs a helper program and never leaves a file on
 //! the host: what it makes lives in namespaces and ends with them.
@@ -11,6 +11,7 @@ mod ground;
 mod open;
 mod plan;
 mod sandbox;
+mod seal;
 mod seccomp;
 mod server;
 mod spawn;
@@ -22,6 +23,7 @@ mod wire;
 pub use client::{Launcher, Pending, Program};
 pub use error::{Failure, LaunchError, Wall};
 pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
+pub use seal::seal;
 pub use seccomp::{DENIED, Denied};
 pub use server::serve;
 pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
 
@@ -17,9 +17,9 @@ use crate::template::Template;
 use crate::walls::proc::Mask;
 use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
-    caps, cgroup, fds, identity, landlock, net, parent, proc, rlimits, root, scratch, sources, uts,
+    caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
-use crate::wire::Proof;
+use crate::wire::{self, Proof, Reply};
 use crate::{sys, walls};
 
 /// Everything one sandbox is built from, made ready before its process exists.
@@ -47,14 +47,14 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
         Ok((private, remaining))
     });
     match outer {
-        Err(failure) => report(b.report, &failure),
+        Err(failure) => report(b.report, Reply::Failed(failure)),
         Ok((private, remaining)) => {
             let to = remaining.report.as_fd();
-            match close_in(b, private) {
-                Err(failure) => report(to, &failure),
+            match close_in(b, &private) {
+                Err(failure) => report(to, Reply::Failed(failure)),
                 Ok(proofs) => {
-                    report(to, &proofs);
-                    report(to, &start_agent(b.plan, &remaining.agent));
+                    report(to, Reply::Proved(proofs));
+                    report(to, Reply::Failed(start_agent(b.plan, &remaining.agent)));
                 }
             }
         }
@@ -62,29 +62,31 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
     sys::exit_now(1)
 }
 
-/// The outer walls: what the sandbox is made of. The namespaces are there from birth.
+/// The outer walls: what the sandbox is made of. The namespaces, the network's among them, are there
+/// from birth.
 fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
-    // First the limits on what building itself may use.
+    // At once: until then, whoever signals its own group signals the launcher.
+    parent::leave_group()?;
+    // The limits on what building itself may use.
     cgroup::join(b.membership)?;
     // Nothing can be owned before there is somebody to own it.
     identity::become_mapped(b.go, b.plan)?;
     // After the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
     uts::set(&b.plan.hostname)?;
-    net::set_up(b.plan.network)?;
     // While the capabilities last.
     mount_all(b)
 }
 
 /// The inner walls: what this process itself gives up, and the proof of all walls.
-fn close_in(b: &Blueprint<'_>, private: Vec<PathBuf>) -> Result<Vec<Proof>, Failure> {
+fn close_in(b: &Blueprint<'_>, private: &[PathBuf]) -> Result<Vec<Proof>, Failure> {
     // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
     rlimits::set(&b.plan.rlimits)?;
     // Nothing below needs a capability.
     caps::drop_all()?;
     // Needs no_new_privs, and no more mounts to come.
     if let Some(abi) = b.landlock {
-        landlock::restrict(abi, b.plan.network, &writable(b.plan, &private))?;
+        landlock::restrict(abi, b.plan.network, &writable(b.plan, private))?;
     }
     // Last of the walls: most steps above would be refused behind it.
     install_filter(b.filter)?;
@@ -122,13 +124,13 @@ fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
     places
 }
 
-fn expected<'a>(b: &Blueprint<'a>, private: Vec<PathBuf>) -> Expected<'a> {
-    let mut deep = b.template.mounts.clone();
-    deep.push(b.plan.workspace_target.clone());
-    deep.extend(b.plan.mounts.iter().map(|mount| mount.target.clone()));
-    let mut mounts = private;
-    mounts.extend(["/", "/proc", "/dev/pts"].map(PathBuf::from));
-    mounts.extend(b.masks.iter().map(|mask| PathBuf::from(&mask.path)));
+fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
+    let mut deep: Vec<&Path> = vec![&b.plan.workspace_target];
+    deep.extend(b.plan.mounts.iter().map(|mount| mount.target.as_path()));
+    deep.extend(b.template.mounts.iter().map(PathBuf::as_path));
+    let mut mounts = vec!["/", "/proc", "/dev/pts"];
+    mounts.extend(private.iter().filter_map(|place| place.to_str()));
+    mounts.extend(b.masks.iter().map(|mask| mask.path.as_str()));
     Expected { plan: b.plan, ground: b.ground, mounts, deep, landlock: b.landlock }
 }
 
@@ -149,10 +151,9 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 
-fn report(to: BorrowedFd<'_>, what: &impl serde::Serialize) {
-    if let Ok(mut text) = serde_json::to_vec(what) {
-        text.push(b'\n');
-        // Nobody is left to tell if this fails; the launcher sees the end without a report.
-        let _ = rustix::io::write(to, &text);
+/// Tells the owner. One that has given up has nothing left to be built for.
+fn report(to: BorrowedFd<'_>, what: Reply) {
+    if wire::reply(to, &what, None).is_err() {
+        sys::exit_now(1);
     }
 }

@@ -1,25 +1,24 @@
-//! The launcher's loop: takes plans, starts their building, answers when each agent has started,
-//! reaps what ends; and ends everything when its owner is gone. One thread; it waits only for the
-//! owner and for its own children.
+//! The launcher's loop: takes plans, starts their building, reaps what ends; and ends everything when
+//! its owner is gone. One thread; it waits for its owner and for its children's ends, and for nothing
+//! else: each new process reports to the owner itself.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, pidfd_send_signal, waitpid};
+use rustix::net::RecvFlags;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 
 use crate::error::{Failure, Wall};
 use crate::plan::LaunchPlan;
-use crate::spawn::{Building, Workshop};
+use crate::spawn::Workshop;
 use crate::sys;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, MESSAGE_LIMIT, Message, Proof, Reply};
+use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, Reply};
 
-/// How many sandboxes may be in building at once; further plans wait in the socket.
-const AT_ONCE: usize = 64;
-/// A building that takes longer hangs on something, such as a dead network file system.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How many control groups are remembered before those that are gone are looked for.
+const FORGETTING: usize = 1024;
 /// How long the end waits for control groups to empty.
 const EMPTYING: Duration = Duration::from_secs(4);
 
@@ -31,7 +30,8 @@ pub fn serve() -> Result<(), Failure> {
     sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| failed(errno, "closing"))?;
     let signals = sys::child_signals().map_err(|errno| failed(errno, "signals"))?;
     let workshop = Workshop::open(agent);
-    let mut server = Server { control, signals, workshop, pending: Vec::new(), live: Vec::new() };
+    let (live, left) = (Vec::new(), Vec::new());
+    let mut server = Server { control, signals, workshop, live, left };
     server.run();
     server.end_all();
     Ok(())
@@ -39,14 +39,6 @@ pub fn serve() -> Result<(), Failure> {
 
 fn failed(errno: Errno, detail: &str) -> Failure {
     Failure::new(Wall::Request, errno, detail)
-}
-
-/// A launch that was not answered yet.
-struct PendingLaunch {
-    building: Building,
-    reply: OwnedFd,
-    report: Vec<u8>,
-    deadline: Instant,
 }
 
 /// A child, from its birth to its burial.
@@ -59,57 +51,58 @@ struct Server {
     control: OwnedFd,
     signals: OwnedFd,
     workshop: Result<Workshop, Failure>,
-    pending: Vec<PendingLaunch>,
     live: Vec<Live>,
+    /// Control groups of sandboxes that have ended.
+    left: Vec<PathBuf>,
 }
 
 /// What one round of waiting found.
-#[derive(Default)]
 struct Ready {
     control: bool,
-    reports: Vec<usize>,
-    abandoned: Vec<usize>,
+    children: bool,
 }
 
 impl Server {
     fn run(&mut self) {
         loop {
-            let Ok(ready) = self.wait() else { return };
-            self.reap();
-            self.progress(&ready);
+            let Ok(ready) = self.next() else { return };
+            if ready.children {
+                self.reap();
+            }
             if ready.control && !self.accept() {
                 return;
             }
         }
     }
 
-    /// Waits for the owner, for a report, for an owner that gave up, or for a child's end.
-    fn wait(&self) -> Result<Ready, Errno> {
-        let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        let room = self.pending.len() < AT_ONCE;
-        let wanted = if room { PollFlags::IN } else { PollFlags::empty() };
-        watched.push(PollFd::new(&self.control, wanted));
-        for launch in &self.pending {
-            watched.push(PollFd::new(&launch.building.report, PollFlags::IN));
-            watched.push(PollFd::new(&launch.reply, PollFlags::empty()));
+    /// What there is to do; and while there is nothing, what can be done ahead.
+    fn next(&mut self) -> Result<Ready, Errno> {
+        if self.workshop.as_ref().is_ok_and(|workshop| !workshop.is_prepared()) {
+            let ready = self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+            if ready.control || ready.children {
+                return Ok(ready);
+            }
+            if let Ok(workshop) = &mut self.workshop {
+                workshop.prepare();
+            }
         }
-        match poll(&mut watched, self.timeout().as_ref()) {
+        self.wait(None)
+    }
+
+    fn wait(&self, timeout: Option<&Timespec>) -> Result<Ready, Errno> {
+        let mut watched =
+            [PollFd::new(&self.control, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
+        match poll(&mut watched, timeout) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
-        let found: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
-        Ok(Ready::from(&found))
-    }
-
-    fn timeout(&self) -> Option<Timespec> {
-        let next = self.pending.iter().map(|launch| launch.deadline).min()?;
-        let left = next.saturating_duration_since(Instant::now());
-        Timespec::try_from(left + Duration::from_millis(1)).ok()
+        let [control, children] = watched.map(|fd| !fd.revents().is_empty());
+        Ok(Ready { control, children })
     }
 
     /// Takes one plan. False when the owner is gone.
     fn accept(&mut self) -> bool {
-        match wire::receive(&self.control) {
+        match wire::receive(&self.control, RecvFlags::empty()) {
             Ok(Some(message)) => self.take(message),
             Ok(None) | Err(Errno::CONNRESET) => return false,
             // A message that breaks the bounds is dropped with its descriptors, which tells its
@@ -121,49 +114,43 @@ impl Server {
 
     fn take(&mut self, message: Message) {
         let Ok([pipe, reply]) = <[OwnedFd; 2]>::try_from(message.fds) else { return };
-        match self.begin(&message.text, &pipe) {
-            Err(failure) => answer(&reply, &Reply::Failed(failure), None),
-            Ok(building) => {
-                let deadline = Instant::now() + PATIENCE;
-                let report = Vec::new();
-                self.pending.push(PendingLaunch { building, reply, report, deadline });
-            }
+        if let Err(failure) = self.begin(&message.text, &pipe, &reply) {
+            // Nobody is left to tell if this fails.
+            let _ = wire::reply(&reply, &Reply::Failed(failure), None);
         }
     }
 
-    fn begin(&mut self, text: &[u8], pipe: &OwnedFd) -> Result<Building, Failure> {
+    fn begin(&mut self, text: &[u8], pipe: &OwnedFd, reply: &OwnedFd) -> Result<(), Failure> {
         let plan: LaunchPlan = serde_json::from_slice(text)
             .map_err(|error| Failure::without_errno(Wall::Request, error.to_string()))?;
         let workshop = self.workshop.as_mut().map_err(|failure| failure.clone())?;
-        let building = workshop.begin(&plan, pipe)?;
+        let pid = workshop.begin(&plan, pipe, reply)?;
         let cgroups = plan.cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();
-        self.live.push(Live { pid: building.pid, cgroups });
-        Ok(building)
-    }
-
-    /// Moves every pending launch on: answers the finished, kills the given up and the overdue.
-    fn progress(&mut self, ready: &Ready) {
-        let now = Instant::now();
-        let mut index = 0;
-        self.pending.retain_mut(|launch| {
-            let (reported, abandoned) =
-                (ready.reports.contains(&index), ready.abandoned.contains(&index));
-            index += 1;
-            if abandoned || now >= launch.deadline {
-                let _ = pidfd_send_signal(&launch.building.pidfd, Signal::KILL);
-                return false;
-            }
-            !(reported && launch.read_report())
-        });
+        self.live.push(Live { pid, cgroups });
+        Ok(())
     }
 
     /// Buries every child that has ended, so that none stays behind as a zombie.
     fn reap(&mut self) {
         let mut record = [0; 128];
         while rustix::io::read(&self.signals, &mut record).is_ok_and(|count| count > 0) {}
-        while let Ok(Some((pid, _))) = waitpid(None, WaitOptions::NOHANG) {
-            self.live.retain(|live| live.pid != pid);
+        while let Ok(Some((pid, _))) = wait(WaitOptions::NOHANG) {
+            let ended = self.live.extract_if(.., |live| live.pid == pid);
+            self.left.extend(ended.flat_map(|live| live.cgroups));
         }
+        if self.left.len() > FORGETTING {
+            self.forget_removed();
+        }
+    }
+
+    /// The owner removes the groups of sandboxes that ended; what it has removed is forgotten.
+    fn forget_removed(&mut self) {
+        let Ok(workshop) = &self.workshop else { return };
+        let left = &mut self.left;
+        let _ = workshop.on_host(|| {
+            left.retain(|directory| rustix::fs::stat(directory).is_ok());
+            Ok(())
+        });
     }
 
     /// The owner is gone: so is everything it had.
@@ -173,8 +160,9 @@ impl Server {
         }
         for live in std::mem::take(&mut self.live) {
             let _ = waitpid(Some(live.pid), WaitOptions::empty());
-            self.remove_cgroups(&live.cgroups);
+            self.left.extend(live.cgroups);
         }
+        self.remove_cgroups(&self.left);
     }
 
     /// A group can be removed once its last process is buried, which a pid namespace's end promises
@@ -191,66 +179,5 @@ impl Server {
             }
             Ok(())
         });
-    }
-}
-
-impl Ready {
-    fn from(found: &[bool]) -> Ready {
-        let mut ready = Ready { control: found.get(1) == Some(&true), ..Ready::default() };
-        for (index, pair) in found.get(2..).unwrap_or_default().chunks(2).enumerate() {
-            ready.reports.extend((pair.first() == Some(&true)).then_some(index));
-            ready.abandoned.extend((pair.get(1) == Some(&true)).then_some(index));
-        }
-        ready
-    }
-}
-
-impl PendingLaunch {
-    /// Reads on; true when the report is complete and has been answered.
-    fn read_report(&mut self) -> bool {
-        let mut piece = [0; 16 * 1024];
-        match rustix::io::read(&self.building.report, &mut piece) {
-            Ok(0) | Err(_) => {
-                self.answer();
-                true
-            }
-            Ok(count) => {
-                self.report.extend_from_slice(piece.get(..count).unwrap_or_default());
-                let too_long = self.report.len() > MESSAGE_LIMIT;
-                if too_long {
-                    // The walls' evidence is far smaller: what writes more is not our code.
-                    let _ = pidfd_send_signal(&self.building.pidfd, Signal::KILL);
-                }
-                too_long
-            }
-        }
-    }
-
-    /// The proofs alone mean that the agent has started; a failure, first or last, that it has not.
-    fn answer(&self) {
-        let lines: Vec<&[u8]> = self.report.split(|byte| *byte == b'\n').collect();
-        let failure = lines.iter().find_map(|line| serde_json::from_slice::<Failure>(line).ok());
-        let walls = lines.first().and_then(|line| serde_json::from_slice::<Vec<Proof>>(line).ok());
-        let pid = self.building.pid.as_raw_nonzero().get().unsigned_abs();
-        match (failure, walls) {
-            (Some(failure), _) => answer(&self.reply, &Reply::Failed(failure), None),
-            (None, Some(walls)) => {
-                let pidfd = self.building.pidfd.as_fd();
-                answer(&self.reply, &Reply::Launched { pid, walls }, Some(pidfd));
-            }
-            (None, None) => {
-                let failure =
-                    Failure::without_errno(Wall::Namespaces, "the process ended while building");
-                answer(&self.reply, &Reply::Failed(failure), None);
-            }
-        }
-    }
-}
-
-fn answer(reply: &OwnedFd, what: &Reply, pidfd: Option<BorrowedFd<'_>>) {
-    if let Ok(text) = serde_json::to_vec(what) {
-        let fds: Vec<BorrowedFd<'_>> = pidfd.into_iter().collect();
-        // An owner that no longer listens learns nothing, and its pipe's end ends the agent.
-        let _ = wire::send(reply, &text, &fds);
     }
 }

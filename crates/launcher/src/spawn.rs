@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal,
     set_dumpable_behavior,
@@ -18,9 +17,11 @@ use crate::plan::LaunchPlan;
 use crate::sandbox::{Blueprint, enter};
 use crate::sys::{self, Cloned};
 use crate::template::Templates;
+use crate::walls::net::Spare;
 use crate::walls::proc::{Mask, masks};
 use crate::walls::{cgroup, identity};
-use crate::{seccomp, walls};
+use crate::wire::{self, Reply};
+use crate::{seal, seccomp, walls};
 
 /// What is made once and used for every sandbox.
 pub(crate) struct Workshop {
@@ -29,21 +30,15 @@ pub(crate) struct Workshop {
     masks: Vec<Mask>,
     filter: Vec<libc::sock_filter>,
     landlock: Option<u32>,
+    network: Spare,
     itself: OwnedFd,
     agent: OwnedFd,
-}
-
-/// A process that is building its walls.
-pub(crate) struct Building {
-    pub pid: Pid,
-    pub pidfd: OwnedFd,
-    /// Holds its report, and ends when the agent has started or the process is gone.
-    pub report: OwnedFd,
 }
 
 impl Workshop {
     /// Prepares everything that does not depend on a plan.
     pub(crate) fn open(agent: OwnedFd) -> Result<Workshop, Failure> {
+        seal::check(&agent)?;
         rustix::process::umask(rustix::fs::Mode::empty());
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let ground = Ground::prepare()?;
@@ -51,16 +46,33 @@ impl Workshop {
         let filter = seccomp::program();
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
         let templates = Templates::default();
-        Ok(Workshop { ground, templates, masks: masks(), filter, landlock, itself, agent })
+        let (masks, network) = (masks(), Spare::default());
+        Ok(Workshop { ground, templates, masks, filter, landlock, network, itself, agent })
     }
 
-    /// Starts building one sandbox around the agent that will hold `pipe`.
-    pub(crate) fn begin(&mut self, plan: &LaunchPlan, pipe: &OwnedFd) -> Result<Building, Failure> {
+    /// Does ahead of time what the next launch would otherwise have to wait for.
+    pub(crate) fn prepare(&mut self) {
+        self.network.prepare();
+    }
+
+    /// Whether nothing more can be done ahead of time.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.network.is_ready()
+    }
+
+    /// Starts building one sandbox around the agent that will hold `pipe`. The new process tells the
+    /// rest over `reply` itself.
+    pub(crate) fn begin(
+        &mut self,
+        plan: &LaunchPlan,
+        pipe: &OwnedFd,
+        reply: &OwnedFd,
+    ) -> Result<Pid, Failure> {
         check(plan, &self.ground)?;
         let landlock = self.second_wall(plan)?;
         let (sources, membership) = self.open_sources(plan)?;
         let template = self.templates.get(&self.ground, plan, &sources.mounts)?;
-        let (report, report_end) = pipe_with(PipeFlags::CLOEXEC).at(Wall::Request, "a pipe")?;
+        self.network.take(plan.network)?;
         let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
         let blueprint = Blueprint {
             plan,
@@ -75,15 +87,14 @@ impl Workshop {
             agent: self.agent.as_fd(),
             pipe: pipe.as_fd(),
             go: go.as_fd(),
-            report: report_end.as_fd(),
+            report: reply.as_fd(),
         };
         let (pid, pidfd) = clone_child(&blueprint, &self.ground)?;
-        let building = Building { pid, pidfd, report };
-        if let Err(failure) = release(&self.ground, plan, &building, &go) {
-            let _ = pidfd_send_signal(&building.pidfd, Signal::KILL);
+        if let Err(failure) = release(&self.ground, plan, pid, &pidfd, reply, &go) {
+            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             return Err(failure);
         }
-        Ok(building)
+        Ok(pid)
     }
 
     /// Does something where the host's paths can be seen.
@@ -150,12 +161,12 @@ fn clone_child(blueprint: &Blueprint<'_>, ground: &Ground) -> Result<(Pid, Owned
     }
 }
 
-/// Every namespace but the cgroup one, which is made after the groups were joined.
+/// Every namespace but two: the network's, in which the launcher stands already, and the cgroup one,
+/// which is made after the groups were joined.
 fn namespaces(ground: &Ground) -> u64 {
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
         | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS;
     let time = match ground.namespaces.iter().any(|(name, _)| *name == "time") {
@@ -165,13 +176,19 @@ fn namespaces(ground: &Ground) -> u64 {
     (flags | time) as u64
 }
 
+/// Maps the child, tells the owner of it, and lets it go: in this order, so that the owner knows of the
+/// child before it hears from it, and a child whose owner has given up never starts.
 fn release(
     ground: &Ground,
     plan: &LaunchPlan,
-    building: &Building,
+    pid: Pid,
+    pidfd: &OwnedFd,
+    reply: &OwnedFd,
     go: &OwnedFd,
 ) -> Result<(), Failure> {
-    identity::map(ground, plan, building.pid)?;
+    identity::map(ground, plan, pid)?;
+    let begun = Reply::Begun { pid: pid.as_raw_nonzero().get().unsigned_abs() };
+    wire::reply(reply, &begun, Some(pidfd.as_fd())).at(Wall::Request, "the owner is gone")?;
     rustix::io::write(go, &1_u64.to_ne_bytes()).at(Wall::Identity, "letting it go")?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg,
     sendmsg, socketpair,
 };
 use serde::{Deserialize, Serialize};
@@ -32,11 +32,14 @@ pub struct Proof {
     pub evidence: String,
 }
 
-/// The launcher's answer to a plan.
+/// What comes back over a request's own socket. The launcher says `Begun` or `Failed`; the new process
+/// itself then says `Proved` or `Failed`; and when the socket ends after `Proved`, its last holder has
+/// been replaced by the agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
-    Launched { pid: u32, walls: Vec<Proof> },
+    Begun { pid: u32 },
+    Proved(Vec<Proof>),
     Failed(Failure),
 }
 
@@ -67,6 +70,17 @@ pub(crate) fn send(socket: impl AsFd, text: &[u8], fds: &[BorrowedFd<'_>]) -> Re
     Ok(())
 }
 
+/// Sends one reply. An error means that nobody listens any more.
+pub(crate) fn reply(
+    socket: impl AsFd,
+    what: &Reply,
+    pidfd: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let text = serde_json::to_vec(what).map_err(|_| Errno::INVAL)?;
+    let fds: Vec<BorrowedFd<'_>> = pidfd.into_iter().collect();
+    send(socket, &text, &fds)
+}
+
 /// One message received: nothing when the other side is gone.
 pub(crate) struct Message {
     pub text: Vec<u8>,
@@ -74,12 +88,21 @@ pub(crate) struct Message {
 }
 
 /// Receives one message. A longer one than allowed is an error, not a shorter message.
-pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Message>, Errno> {
-    let mut text = vec![0; MESSAGE_LIMIT];
+pub(crate) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Message>, Errno> {
+    let socket = socket.as_fd();
+    // Asked for first: a buffer of the largest size would cost more than the question.
+    let peek = flags | RecvFlags::PEEK | RecvFlags::TRUNC;
+    let (_, size) = recv(socket, &mut [0_u8; 0][..], peek)?;
+    if size > MESSAGE_LIMIT {
+        // Taken out of the way, with whatever it carries.
+        recv(socket, &mut [0_u8; 0][..], flags | RecvFlags::TRUNC)?;
+        return Err(Errno::MSGSIZE);
+    }
+    let mut text = vec![0; size];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut text)];
-    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got = recvmsg(socket, &mut parts, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
     let fds = descriptors(&mut control);
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::MSGSIZE);

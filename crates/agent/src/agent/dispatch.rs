@@ -5,7 +5,7 @@ use super::files::{self, Failure};
 use super::link::Stop;
 use super::{Agent, channel};
 use crate::protocol::{
-    FileErrorKind, FileRequest, Hello, MAX_CHANNELS, MAX_FRAME, StartKind, Stream, ToAgent,
+    FileErrorKind, FileRequest, Hello, MAX_CHANNELS, MAX_FRAME, Spawn, StartKind, Stream, ToAgent,
     VERSION, split_frame,
 };
 
@@ -34,27 +34,8 @@ impl Agent {
         }
         match message {
             ToAgent::Hello(hello) => self.greet(hello)?,
-            ToAgent::Spawn(number, spawn) => {
-                if self.open(number)? {
-                    self.spawn(number, &spawn);
-                } else {
-                    let sentence = "too many channels are open";
-                    self.refuse(number, StartKind::NoResources, libc::EAGAIN, sentence);
-                }
-            }
-            ToAgent::File(number, request) => {
-                if self.open(number)? {
-                    self.start_request(number, &request);
-                } else {
-                    let path = files::path_of(&request);
-                    let failure = Failure::because(
-                        path,
-                        FileErrorKind::TooLarge,
-                        "too many requests at once",
-                    );
-                    self.link.send(&failure.message(number));
-                }
-            }
+            ToAgent::Spawn(number, spawn) => self.open_run(number, &spawn)?,
+            ToAgent::File(number, request) => self.open_request(number, &request)?,
             ToAgent::Stdin(number, data) => {
                 self.input(number, |channel| channel.feed.push(data))?
             }
@@ -95,6 +76,27 @@ impl Agent {
         }
         self.highest = number;
         Ok(self.channels.len() < MAX_CHANNELS)
+    }
+
+    fn open_run(&mut self, number: u32, spawn: &Spawn<'_>) -> Result<(), Stop> {
+        if self.open(number)? {
+            self.spawn(number, spawn);
+        } else {
+            let sentence = "too many channels are open";
+            self.refuse(number, StartKind::NoResources, libc::EAGAIN, sentence);
+        }
+        Ok(())
+    }
+
+    fn open_request(&mut self, number: u32, request: &FileRequest<'_>) -> Result<(), Stop> {
+        if self.open(number)? {
+            self.start_request(number, request);
+        } else {
+            let (path, kind) = (files::path_of(request), FileErrorKind::TooLarge);
+            let failure = Failure::because(path, kind, "too many requests at once");
+            self.link.send(&failure.message(number));
+        }
+        Ok(())
     }
 
     /// An open channel; nothing if it has ended, which the other side may not know yet.

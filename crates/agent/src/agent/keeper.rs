@@ -6,12 +6,11 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::io::{read, write};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::io::write;
 use rustix::process::{Pid, Signal};
 
 use super::program::{Image, Stdio, Step, Surroundings};
-use super::sys::{self, Fork};
+use super::sys;
 
 /// What a keeper says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,33 +103,23 @@ impl Keeper<'_> {
         0
     }
 
-    /// Forks the program and waits until it runs or failed to. Gives up the program's own streams,
+    /// Starts the program. When this returns it runs or failed to. Gives up the program's own streams,
     /// so that their end is seen when the program's side closes.
     fn start(self) -> Result<(i32, OwnedFd), (OwnedFd, Step, i32)> {
-        let failed = |report, error: std::io::Error| {
-            Err((report, Step::Fork, error.raw_os_error().unwrap_or(libc::EIO)))
-        };
-        let (told, tell) = match pipe_with(PipeFlags::CLOEXEC) {
-            Ok(pipe) => pipe,
-            Err(error) => return failed(self.report, error.into()),
-        };
         let keeper = rustix::process::getpid();
-        match sys::fork() {
-            Err(error) => failed(self.report, error),
-            Ok(Fork::Child) => {
-                let orphan = die_with(keeper).err();
-                let failure = orphan.map(|errno| (Step::Fork, errno.raw_os_error()));
-                let (step, errno) =
-                    failure.unwrap_or_else(|| self.image.become_it(&self.stdio, self.surroundings));
-                say(&tell, Report::Failed(step, errno));
-                sys::exit_now(127)
-            }
-            Ok(Fork::Parent(pid)) => {
-                drop((self.stdio, tell));
-                match hear(&told) {
-                    Some(Report::Failed(step, errno)) => Err((self.report, step, errno)),
-                    Some(Report::Started(_) | Report::Exited(..)) | None => Ok((pid, self.report)),
-                }
+        let mut failure = None;
+        let forked = sys::fork_and_wait(&mut || {
+            let orphan = die_with(keeper).err();
+            let orphan = orphan.map(|errno| (Step::Fork, errno.raw_os_error()));
+            failure = Some(
+                orphan.unwrap_or_else(|| self.image.become_it(&self.stdio, self.surroundings)),
+            );
+        });
+        match (forked, failure) {
+            (Ok(pid), None) => Ok((pid, self.report)),
+            (Ok(_), Some((step, errno))) => Err((self.report, step, errno)),
+            (Err(error), _) => {
+                Err((self.report, Step::Fork, error.raw_os_error().unwrap_or(libc::EIO)))
             }
         }
     }
@@ -157,10 +146,4 @@ fn tend(program: i32, report: &OwnedFd) {
 /// One write: shorter than what a pipe takes whole. If the agent is gone, nobody needs to know.
 fn say(to: &OwnedFd, report: Report) {
     let _ = write(to, &report.encode());
-}
-
-fn hear(from: &OwnedFd) -> Option<Report> {
-    let mut bytes = [0; REPORT];
-    let whole = matches!(read(from, &mut bytes), Ok(REPORT));
-    whole.then(|| Report::decode(&bytes)).flatten()
 }

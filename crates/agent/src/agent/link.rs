@@ -2,8 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::buffer::spare_capacity;
-use rustix::io::{Errno, read, write};
+use rustix::io::{Errno, write};
+
+use super::sys;
 
 use crate::protocol::{DecodeError, FromAgent, MAX_DATA, MAX_FRAME, Stream, TooLong, put_output};
 
@@ -66,19 +67,12 @@ impl Link {
         most: usize,
     ) -> Result<usize, Errno> {
         let most = most.min(MAX_DATA);
-        put_output(&mut self.outbox, channel, stream, |out| {
-            let start = out.len();
-            out.resize(start + most, 0);
-            let got = read(from, &mut out[start..]);
-            out.truncate(start + *got.as_ref().unwrap_or(&0));
-            got
-        })
+        put_output(&mut self.outbox, channel, stream, |out| sys::read_more(from, out, most))
     }
 
     /// Reads once.
     pub fn fill(&mut self) -> Result<(), Stop> {
-        self.inbox.reserve(PIECE);
-        match read(&self.input, spare_capacity(&mut self.inbox)) {
+        match sys::read_more(&self.input, &mut self.inbox, PIECE) {
             Ok(0) => Err(Stop::Closed),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(_) => Err(Stop::Closed),

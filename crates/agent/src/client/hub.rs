@@ -1,14 +1,16 @@
 //! What the tasks and handles of one connection share: the open lanes and what waits to be sent.
 //!
-//! Lock order: a lane's lock may be held while the hub's is taken, never the other way round.
+//! Lock order: a lane, then the outlet, then the hub's core; never the other way round.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{Error, ErrorCode, Result};
+use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
 use super::lane::{Kind, Lane};
+use super::outlet::Outlet;
 use crate::protocol::{MAX_CHANNELS, ToAgent};
 
 /// While more than this waits to be sent, data waits with its sender.
@@ -41,7 +43,8 @@ impl Closed {
 /// What one connection's tasks and handles share.
 pub struct Hub {
     core: Mutex<Core>,
-    /// Something waits to be sent, or the pipe was closed.
+    outlet: Outlet,
+    /// Something waits to be sent and could not be sent at once.
     to_send: Notify,
     /// There is room again, the agent said hello, or the pipe was closed.
     changed: Notify,
@@ -60,8 +63,13 @@ struct Core {
 }
 
 impl Hub {
-    pub fn new() -> Self {
-        Self { core: Mutex::default(), to_send: Notify::new(), changed: Notify::new() }
+    pub fn new(writer: impl AsyncWrite + Unpin + Send + 'static) -> Self {
+        Self {
+            core: Mutex::default(),
+            outlet: Outlet::new(Box::new(writer)),
+            to_send: Notify::new(),
+            changed: Notify::new(),
+        }
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -93,7 +101,7 @@ impl Hub {
         core.overfull |= core.outbox.len() > TOO_MUCH;
         let overfull = core.overfull;
         drop(core);
-        self.to_send.notify_one();
+        self.flush();
         if overfull {
             self.changed.notify_waiters();
         }
@@ -133,7 +141,7 @@ impl Hub {
         let lane = Arc::new(Lane::new(kind));
         core.lanes.insert(number, lane.clone());
         drop(core);
-        self.to_send.notify_one();
+        self.flush();
         Ok((number, lane))
     }
 
@@ -191,27 +199,50 @@ impl Hub {
         drop(core);
         lanes.into_values().for_each(|lane| lane.lose(&closed));
         self.changed.notify_waiters();
-        self.to_send.notify_one();
     }
 
-    /// Exchanges the batch that was sent for what was queued meanwhile. False: the pipe is closed.
-    pub async fn next_batch(&self, batch: &mut Vec<u8>) -> bool {
-        batch.clear();
-        loop {
-            let notified = self.to_send.notified();
-            {
-                let mut core = self.core();
-                if core.closed.is_some() {
-                    return false;
-                }
-                if !core.outbox.is_empty() {
-                    std::mem::swap(batch, &mut core.outbox);
-                    drop(core);
-                    self.changed.notify_waiters();
-                    return true;
-                }
+    /// Sends what is queued whenever somebody could not do so at once, until the pipe is closed.
+    pub async fn write(&self) {
+        let closed = tokio::select! {
+            error = self.write_all() => {
+                Closed::new(ErrorCode::Gone, format!("the agent cannot be written to: {error}"))
             }
-            notified.await;
+            closed = self.closed() => closed,
+        };
+        self.fail(closed);
+        self.outlet.close();
+    }
+
+    async fn write_all(&self) -> std::io::Error {
+        loop {
+            let all = std::future::poll_fn(|context| {
+                self.outlet.poll(context, |batch| self.refill(batch))
+            });
+            // Woken also while it waits for the pipe: whoever tried meanwhile took its place there.
+            tokio::select! {
+                sent = all => match sent {
+                    Ok(()) => self.to_send.notified().await,
+                    Err(error) => return error,
+                },
+                () = self.to_send.notified() => {}
+            }
+        }
+    }
+
+    /// Exchanges the batch that was sent for what was queued meanwhile.
+    fn refill(&self, batch: &mut Vec<u8>) {
+        let mut core = self.core();
+        std::mem::swap(batch, &mut core.outbox);
+        drop(core);
+        if batch.len() >= ENOUGH {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Sends at once, or has the writing task do it.
+    fn flush(&self) {
+        if !self.outlet.try_all(|batch| self.refill(batch)) {
+            self.to_send.notify_one();
         }
     }
 }

@@ -183,14 +183,14 @@ impl Lane {
         piece
     }
 
-    /// Nobody will read any more: what waits is thrown away, and the agent told to end it.
+    /// Nobody will read any more: what waits is thrown away, and the agent told to end it. All credit
+    /// goes back, so that the agent can get rid of the rest and come to the end.
     pub fn abandon(&self, number: u32, hub: &Hub) {
-        let live = self.update(|state| {
-            state.unread = true;
-            state.output.clear();
-            state.finish.is_none()
-        });
-        if live {
+        let grants = self.update(State::abandon);
+        for (stream, amount) in grants.into_iter().flatten().filter(|grant| grant.1 > 0) {
+            hub.send(&ToAgent::Credit(number, stream, amount));
+        }
+        if grants.is_some() {
             hub.send(&ToAgent::Kill(number));
         }
     }
@@ -253,6 +253,23 @@ impl State {
         Some((stream, amount))
     }
 
+    /// Throws away what waits. Returns the credit to give back, if the channel is still live.
+    fn abandon(&mut self) -> Option<[(Stream, u32); 2]> {
+        self.unread = true;
+        for (stream, data) in std::mem::take(&mut self.output) {
+            self.owed[at(stream)] += charge(data.len());
+        }
+        if self.finish.is_some() {
+            return None;
+        }
+        let mut give_back = |stream| {
+            let amount = std::mem::take(&mut self.owed[at(stream)]);
+            self.credit[at(stream)] += amount;
+            (stream, amount)
+        };
+        Some([give_back(Stream::Stdout), give_back(Stream::Stderr)])
+    }
+
     /// Sends as much as there is credit for, with the state locked, so that nothing comes after the
     /// end of input. Nothing: wait. False: the input is over.
     fn send_some(&mut self, number: u32, hub: &Hub, data: &mut Bytes) -> Option<bool> {
@@ -267,5 +284,23 @@ impl State {
         self.input -= most as u32;
         hub.send(&ToAgent::Stdin(number, &piece));
         Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abandoned_lane_holds_nothing_and_has_all_its_credit() {
+        let (lane, hub) = (Lane::new(Kind::Run), Hub::new(tokio::io::sink()));
+        let piece = Bytes::from_static(&[0; 1000]);
+        while lane.push_output(Stream::Stdout, piece.clone()).is_ok() {}
+        lane.abandon(1, &hub);
+        let (credit, waiting) = lane.update(|state| (state.credit, state.output.len()));
+        assert_eq!((credit, waiting), ([WINDOW; 2], 0));
+        for _ in 0..1000 {
+            assert_eq!(lane.push_output(Stream::Stdout, piece.clone()).unwrap(), Some(1000));
+        }
     }
 }

@@ -8,6 +8,7 @@ mod files;
 mod hub;
 mod lane;
 mod listing;
+mod outlet;
 mod process;
 mod reader;
 mod transfer;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_core::{Command, Error, ErrorCode, Files, Process, Result, SandboxPath};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 pub use crate::protocol::{Limit, WatchKind};
@@ -48,11 +49,12 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let hub = Arc::new(Hub::new());
+        let hub = Arc::new(Hub::new(writer));
         let client = Self { hub: hub.clone(), files: AgentFiles::new(hub.clone()) };
         hub.send(&ToAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 }));
         tokio::spawn(reader::read(hub.clone(), reader));
-        tokio::spawn(write(hub.clone(), writer));
+        let writing = hub.clone();
+        tokio::spawn(async move { writing.write().await });
         match tokio::time::timeout(deadline, hub.greeted()).await {
             Ok(Ok(())) => Ok(client),
             Ok(Err(closed)) => Err(closed.error("connect")),
@@ -105,20 +107,5 @@ impl AgentClient {
 impl Drop for AgentClient {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Sends what is queued, in as few pieces as possible, until the pipe is closed.
-async fn write(hub: Arc<Hub>, mut writer: impl AsyncWrite + Unpin) {
-    let mut batch = Vec::new();
-    while hub.next_batch(&mut batch).await {
-        let sent = tokio::select! {
-            sent = writer.write_all(&batch) => sent,
-            _ = hub.closed() => return,
-        };
-        if let Err(error) = sent {
-            let message = format!("the agent cannot be written to: {error}");
-            return hub.fail(Closed::new(ErrorCode::Gone, message));
-        }
     }
 }

@@ -279,8 +279,20 @@ impl MockSandbox {
         follow_last: bool,
         work: impl FnOnce(&mut Tree, &str) -> Result<T, Errno>,
     ) -> Result<T> {
+        self.beneath(operation, path, path.as_str(), follow_last, work)
+    }
+
+    /// The same for a part of the path; failures name the whole.
+    fn beneath<T>(
+        &self,
+        operation: &'static str,
+        path: &SandboxPath,
+        part: &str,
+        follow_last: bool,
+        work: impl FnOnce(&mut Tree, &str) -> Result<T, Errno>,
+    ) -> Result<T> {
         let mut tree = lock(&self.machine.tree);
-        tree.resolve(WORKSPACE_ROOT, path.as_str(), true, follow_last)
+        tree.resolve(WORKSPACE_ROOT, part, true, follow_last)
             .and_then(|at| work(&mut tree, &at))
             .map_err(|errno| failed(operation, path, errno))
     }
@@ -315,17 +327,18 @@ impl Files for MockSandbox {
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
-        self.at("make directory", path, true, |tree, at| {
-            let ends = at.match_indices('/').skip(1).map(|(end, _)| end).chain([at.len()]);
-            for end in ends {
-                match tree.node(&at[..end]) {
-                    Ok(Node::Directory) => {}
-                    Ok(_) => return Err(Errno::NotDirectory),
-                    Err(_) => tree.put(&at[..end], Node::Directory)?,
+        let whole = path.as_str();
+        let ends = whole.match_indices('/').map(|(end, _)| end).filter(|end| *end > 0);
+        for end in ends.chain([whole.len()]) {
+            self.beneath("make directory", path, &whole[..end], true, |tree, at| {
+                match tree.node(at) {
+                    Ok(Node::Directory) => Ok(()),
+                    Ok(Node::File(_) | Node::Symlink(_) | Node::Fifo) => Err(Errno::NotDirectory),
+                    Err(_) => tree.put(at, Node::Directory),
                 }
-            }
-            Ok(())
-        })
+            })?;
+        }
+        Ok(())
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {

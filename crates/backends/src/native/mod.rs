@@ -24,7 +24,6 @@ use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
-    Workspace,
 };
 use stockade_launcher::{LaunchError, Launched, Launcher, Pending, Program};
 
@@ -94,15 +93,14 @@ impl Native {
     }
 
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
-        let limits = *admitted.limits();
-        let group = self.hierarchy().create(id, &limits).map_err(|error| {
+        let group = self.hierarchy().create(id, admitted.limits()).map_err(|error| {
             let message = "its control group cannot be made";
             Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error)
         })?;
         let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
         let launched = self.launch(id, admitted, group.as_ref(), theirs.into()).await?;
         let first = (launched.pid.cast_signed(), launched.pidfd);
-        let running = Arc::new(Running::new(id.clone(), first, group, limits, written(admitted)));
+        let running = Arc::new(Running::new(id.clone(), first, group, admitted));
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
         ours.set_nonblocking(true).map_err(no_pipe)?;
         let ours = tokio::net::UnixStream::from_std(ours).map_err(no_pipe)?;
@@ -123,6 +121,16 @@ impl Native {
         match self.hierarchy().find(id) {
             Some(group) => running::remove(id, &group).await,
             None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        // The launcher first: it ends what it launched and removes its groups.
+        drop(self.launcher.take());
+        if let Some(hierarchy) = self.hierarchy.get() {
+            hierarchy.tidy();
         }
     }
 }
@@ -163,14 +171,6 @@ impl Backend for Native {
             }
             None => self.end_foreign(id).await,
         }
-    }
-}
-
-/// The host directory that is written to, if any.
-fn written(admitted: &Admitted) -> Option<std::path::PathBuf> {
-    match &admitted.spec().workspace {
-        Workspace::Local(path) if !admitted.spec().read_only => Some(path.as_path().to_owned()),
-        Workspace::Local(_) | Workspace::Ephemeral => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_core::{
     Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Image, Network, Result, RootMode,
-    SandboxId, User, WORKSPACE_ROOT, Workspace,
+    SandboxId, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
 
@@ -24,7 +24,7 @@ pub(super) const OWN_PROCESSES: u64 = 2;
 pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::LaunchPlan> {
     let spec = admitted.spec();
     let limits = admitted.limits();
-    let user = spec.user.unwrap_or(SOMEBODY);
+    let user = user(spec);
     let scratch = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
     let mounts = spec.mounts.iter().map(|mount| {
         Ok(launcher::Mount {
@@ -53,6 +53,11 @@ pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::Laun
         rlimits: rlimits(limits),
         ..launcher::LaunchPlan::default()
     })
+}
+
+/// Whom everything in the sandbox runs as.
+pub(super) fn user(spec: &SandboxSpec) -> User {
+    spec.user.unwrap_or(SOMEBODY)
 }
 
 fn root(image: &Image) -> Result<launcher::Root> {

@@ -35,7 +35,12 @@ const WALLS: [(Feature, &str); 19] = [
 ];
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 6] = [
+const ABSENT: [(Feature, &str, &str); 7] = [
+    (
+        Feature::UserPerCommand,
+        "its user namespace holds one user",
+        "choose the user for the sandbox",
+    ),
     (
         Feature::EgressAllowlist,
         "the native backend opens no network yet",

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Signal as Kill, pidfd_send_signal};
-use stockade_core::{EffectiveLimits, Error, ErrorCode, LimitKind, Result, SandboxId, Span};
+use stockade_core::{
+    Admitted, EffectiveLimits, Error, ErrorCode, LimitKind, Result, SandboxId, SandboxSpec, Span,
+    User, Workspace,
+};
 
 use super::cgroup::Group;
 use super::ready::readable;
-use super::{NAME, tally};
+use super::{NAME, plan, tally};
 
 /// How long the kernel may take to end everything that was killed.
 const END_DEADLINE: Duration = Duration::from_secs(10);
@@ -24,6 +27,8 @@ pub(super) struct Running {
     pub pidfd: OwnedFd,
     pub group: Option<Group>,
     pub limits: EffectiveLimits,
+    /// Whom everything in it runs as.
+    pub user: User,
     /// The host directory that is written to, if any.
     pub written: Option<PathBuf>,
     breached: AtomicU8,
@@ -34,10 +39,12 @@ impl Running {
         id: SandboxId,
         (pid, pidfd): (i32, OwnedFd),
         group: Option<Group>,
-        limits: EffectiveLimits,
-        written: Option<PathBuf>,
+        admitted: &Admitted,
     ) -> Self {
-        Self { id, pid, pidfd, group, limits, written, breached: AtomicU8::new(u8::MAX) }
+        let limits = *admitted.limits();
+        let user = plan::user(admitted.spec());
+        let written = written(admitted.spec());
+        Self { id, pid, pidfd, group, limits, user, written, breached: AtomicU8::new(u8::MAX) }
     }
 
     /// Processor time used so far by everything in it.
@@ -79,6 +86,14 @@ impl Running {
             Some(group) => remove(&self.id, group).await,
             None => Ok(()),
         }
+    }
+}
+
+/// The host directory that is written to, if any.
+fn written(spec: &SandboxSpec) -> Option<PathBuf> {
+    match &spec.workspace {
+        Workspace::Local(path) if !spec.read_only => Some(path.as_path().to_owned()),
+        Workspace::Local(_) | Workspace::Ephemeral => None,
     }
 }
 

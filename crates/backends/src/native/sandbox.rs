@@ -26,7 +26,7 @@ impl Sandbox for NativeSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let command = at_home(command);
+        let command = self.settle(command);
         // For each process a whole second more than the execution may use: the exact count of all
         // of them is the watch's.
         let seconds = limits.cpu_time.map(|time| time.as_millis().div_ceil(1000) + 1);
@@ -42,11 +42,14 @@ impl Sandbox for NativeSandbox {
     }
 }
 
-/// A clean environment has a home that can be written to.
-fn at_home(command: &Command) -> Command {
-    let mut command = command.clone();
-    if let Ok(name) = "HOME".parse::<EnvName>() {
-        command.env.entry(name).or_insert_with(|| HOME.into());
+impl NativeSandbox {
+    /// A home that can be written to, and no change of user where it is the sandbox's own.
+    fn settle(&self, command: &Command) -> Command {
+        let mut command = command.clone();
+        if let Ok(name) = "HOME".parse::<EnvName>() {
+            command.env.entry(name).or_insert_with(|| HOME.into());
+        }
+        command.user = command.user.filter(|user| *user != self.running.user);
+        command
     }
-    command
 }

@@ -1,4 +1,4 @@
-//! The system call filter: reviewed data ([`allowed`], [`denied`]) and a compiler that turns it into
+//! The system call filter: reviewed data (`allowed`, `denied`) and a compiler that turns it into
 //! a program once, when the launcher starts. What no list names is refused.
 
 mod allowed;

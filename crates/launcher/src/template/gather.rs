@@ -100,11 +100,25 @@ fn image(path: &Path) -> Result<Vec<Item>, Failure> {
         let entry = entry.map_err(unreadable)?.file_name();
         match entry.to_str() {
             Some(entry) if OURS.contains(&entry) => {}
-            Some(entry) => items.extend(item(path, entry, true)?),
+            Some(entry) => items.extend(image_item(path, entry)?),
             None => {}
         }
     }
     Ok(items)
+}
+
+/// Like [`item`], but a file is mounted: an image's own programs keep their size and their mode.
+fn image_item(path: &Path, entry: &str) -> Result<Option<Item>, Failure> {
+    let source = path.join(entry);
+    let regular = rustix::fs::lstat(&source)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+    if !regular {
+        return item(path, entry, true);
+    }
+    let tree =
+        fs::clone_with(CWD, &name(&source), fs::READ_ONLY).at(Wall::Source, &name(&source))?;
+    let what = What::Tree { tree, directory: false, layer: false };
+    Ok(Some(Item { target: Path::new("/").join(entry), what }))
 }
 
 fn devices() -> Result<Vec<Item>, Failure> {

@@ -1,21 +1,53 @@
-//! The network: a namespace with nothing in it but loopback, down unless asked for.
+//! The network: a namespace with nothing in it but loopback, down unless asked for. It is made by the
+//! launcher, ahead of time where there is time, because nothing else of a launch takes as long; and so
+//! it belongs to the launcher's user namespace, where no guest could ever have a capability over it.
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::UnshareFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::plan::Network;
 use crate::sys;
 
-/// Brings loopback up where the plan says so.
-pub(crate) fn set_up(network: Network) -> Result<(), Failure> {
-    match network {
-        Network::None => Ok(()),
-        Network::Loopback => {
-            let kind = (AddressFamily::INET, SocketType::DGRAM);
-            let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)
-                .at(Wall::Network, "a socket")?;
-            sys::raise_loopback(socket.as_fd()).at(Wall::Network, "loopback")
+/// The network namespace that the next sandbox will be born into, if it is there already. The
+/// launcher stands in it itself; each serves one sandbox.
+#[derive(Default)]
+pub(crate) struct Spare {
+    fresh: bool,
+}
+
+impl Spare {
+    /// Makes one ready. A failure shows when one is needed.
+    pub(crate) fn prepare(&mut self) {
+        self.fresh = self.fresh || fresh().is_ok();
+    }
+
+    /// Whether one is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.fresh
+    }
+
+    /// Stands in a namespace that nobody has used, set up as the plan says, and uses it up.
+    pub(crate) fn take(&mut self, network: Network) -> Result<(), Failure> {
+        if !std::mem::take(&mut self.fresh) {
+            fresh().at(Wall::Network, "a network namespace")?;
+        }
+        match network {
+            Network::None => Ok(()),
+            Network::Loopback => raise().at(Wall::Network, "loopback"),
         }
     }
+}
+
+fn fresh() -> Result<(), Errno> {
+    sys::unshare(UnshareFlags::NEWNET)
+}
+
+fn raise() -> Result<(), Errno> {
+    let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    sys::raise_loopback(socket.as_fd())
 }

@@ -1,9 +1,10 @@
-//! A sandbox dies with its launcher, at whatever instant that is (C-31).
+//! What ties a sandbox to its launcher, and what must not: it dies with it, at whatever instant that
+//! is (C-31), and shares no process group with it, through which a signal would reach the host.
 
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpgid, getsid, set_parent_process_death_signal, setsid};
 
 use crate::error::{At, Failure, Wall};
 
@@ -17,5 +18,20 @@ pub(crate) fn die_with(launcher: BorrowedFd<'_>) -> Result<(), Failure> {
     match poll(&mut watched, Some(&now)).at(wall, "looking for the launcher")? {
         0 => Ok(()),
         _ => Err(Failure::without_errno(wall, "the launcher is gone")),
+    }
+}
+
+/// Leaves the launcher's process group: a signal to one's own group pays no heed to pid namespaces.
+pub(crate) fn leave_group() -> Result<(), Failure> {
+    setsid().map(drop).at(Wall::Session, "a new session")
+}
+
+/// Reads it back: the first process of the namespace leads its own group and session.
+pub(crate) fn prove_group() -> Result<String, Failure> {
+    let group = getpgid(None).at(Wall::Session, "the process group")?;
+    let session = getsid(None).at(Wall::Session, "the session")?;
+    match (group, session) {
+        (Pid::INIT, Pid::INIT) => Ok("process 1 leads its own".to_owned()),
+        _ => Err(Failure::without_errno(Wall::Session, "the launcher's group is shared")),
     }
 }

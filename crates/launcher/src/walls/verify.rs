@@ -1,27 +1,27 @@
 //! Reads every wall back from the kernel, as the last thing before the agent's first instruction. A
 //! wall that is not there is named, and the sandbox ends. Trusts nothing that the builders said.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Signal, parent_process_death_signal};
 
 use crate::error::{At, Failure, Wall};
-use crate::ground::{Ground, namespace_inode};
+use crate::ground::{Ground, namespace};
 use crate::plan::LaunchPlan;
-use crate::walls::{landlock, rlimits};
+use crate::walls::{landlock, parent, rlimits};
 use crate::wire::Proof;
 
 /// What the kernel should say.
 pub(crate) struct Expected<'a> {
     pub plan: &'a LaunchPlan,
     pub ground: &'a Ground,
-    /// Every mount point there is, the root included.
-    pub mounts: Vec<PathBuf>,
-    /// Those of them that may have mounts of the host's below.
-    pub deep: Vec<PathBuf>,
+    /// Every mount point there is, the root included, but for those in `deep`.
+    pub mounts: Vec<&'a str>,
+    /// Mount points that may have mounts of the host's below.
+    pub deep: Vec<&'a Path>,
     pub landlock: Option<u32>,
 }
 
@@ -31,21 +31,23 @@ fn missing<T>(wall: Wall, detail: impl Into<String>) -> Result<T, Failure> {
 
 /// All of them, in the order in which they were built.
 pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> {
-    let status = Status::read()?;
-    let mounts = read("/proc/self/mountinfo", Wall::Root)?;
-    let mounts = Mounts::parse(&mounts);
+    let process = Process::open()?;
+    let status = Status(process.read("status", Wall::Capabilities)?);
+    let mountinfo = process.read("mountinfo", Wall::Root)?;
+    let mounts = Mounts::parse(&mountinfo);
     let plan = expected.plan;
     let proofs = [
-        (Wall::Namespaces, namespaces(expected.ground)?),
-        (Wall::Identity, identity(plan)?),
+        (Wall::Namespaces, namespaces(&process, expected.ground)?),
+        (Wall::Identity, identity(&process, plan)?),
+        (Wall::Session, parent::prove_group()?),
         (Wall::ParentDeath, parent_death()?),
-        (Wall::Cgroup, cgroup(plan)?),
+        (Wall::Cgroup, cgroup(&process, plan)?),
         (Wall::Hostname, hostname(plan)?),
         (Wall::Root, root(plan, expected, &mounts)?),
         (Wall::Workspace, workspace(plan, &mounts)?),
         (Wall::Mounts, extra(plan, &mounts)?),
         (Wall::Proc, mounts.has(Wall::Proc, Path::new("/proc"), "ro")?),
-        (Wall::Descriptors, descriptors()?),
+        (Wall::Descriptors, descriptors(&process)?),
         (Wall::Rlimits, rlimits::prove(&plan.rlimits)?),
         (Wall::Capabilities, capabilities(&status)?),
         (Wall::Landlock, second_wall(expected.landlock)?),
@@ -54,16 +56,29 @@ pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> 
     Ok(proofs.into_iter().map(|(wall, evidence)| Proof { wall, evidence }).collect())
 }
 
-fn read(path: &str, wall: Wall) -> Result<String, Failure> {
-    let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .at(wall, path)?;
-    let mut text = Vec::with_capacity(16 * 1024);
-    let mut piece = [0; 16 * 1024];
-    loop {
-        match rustix::io::read(&file, &mut piece).at(wall, path)? {
-            0 => return Ok(String::from_utf8_lossy(&text).into_owned()),
-            count => text.extend_from_slice(piece.get(..count).unwrap_or_default()),
+/// What the kernel says about this process, behind one open directory.
+struct Process(OwnedFd);
+
+impl Process {
+    fn open() -> Result<Process, Failure> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(CWD, "/proc/self", flags, Mode::empty());
+        opened.map(Process).at(Wall::Proc, "/proc/self")
+    }
+
+    fn read(&self, name: &str, wall: Wall) -> Result<String, Failure> {
+        let file =
+            rustix::fs::openat(&self.0, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                .at(wall, name)?;
+        let mut text = Vec::new();
+        loop {
+            text.reserve(4096);
+            let room = rustix::buffer::spare_capacity(&mut text);
+            if rustix::io::read(&file, room).at(wall, name)? == 0 {
+                break;
+            }
         }
+        String::from_utf8(text).or_else(|_| missing(wall, format!("{name} is not text")))
     }
 }
 
@@ -71,15 +86,11 @@ fn read(path: &str, wall: Wall) -> Result<String, Failure> {
 struct Status(String);
 
 impl Status {
-    fn read() -> Result<Status, Failure> {
-        read("/proc/self/status", Wall::Capabilities).map(Status)
-    }
-
     fn field(&self, name: &str) -> &str {
-        let line = |line: &'_ str| -> Option<usize> {
+        let of = |line: &'_ str| -> Option<usize> {
             line.strip_prefix(name)?.strip_prefix(':').map(|_| name.len() + 1)
         };
-        let found = self.0.lines().find_map(|text| text.get(line(text)?..));
+        let found = self.0.lines().find_map(|line| line.get(of(line)?..));
         found.unwrap_or_default().trim()
     }
 
@@ -91,25 +102,25 @@ impl Status {
     }
 }
 
-fn namespaces(ground: &Ground) -> Result<String, Failure> {
+fn namespaces(process: &Process, ground: &Ground) -> Result<String, Failure> {
     let mut evidence = Vec::new();
     for (name, outside) in &ground.namespaces {
-        match namespace_inode(name) {
-            Some(inside) if inside != *outside => evidence.push(format!("{name}:{inside}")),
+        match namespace(&process.0, name) {
+            Some(inside) if inside != *outside => evidence.push(inside),
             Some(_) | None => return missing(Wall::Namespaces, format!("{name} is shared")),
         }
     }
     Ok(evidence.join(" "))
 }
 
-fn identity(plan: &LaunchPlan) -> Result<String, Failure> {
+fn identity(process: &Process, plan: &LaunchPlan) -> Result<String, Failure> {
     let uid = (rustix::process::getuid().as_raw(), rustix::process::geteuid().as_raw());
     let gid = (rustix::process::getgid().as_raw(), rustix::process::getegid().as_raw());
     if uid != (plan.uid, plan.uid) || gid != (plan.gid, plan.gid) {
         return missing(Wall::Identity, format!("the ids are {uid:?} and {gid:?}"));
     }
     for (file, id) in [("uid_map", plan.uid), ("gid_map", plan.gid)] {
-        let map = read(&format!("/proc/self/{file}"), Wall::Identity)?;
+        let map = process.read(file, Wall::Identity)?;
         let fields: Vec<&str> = map.split_whitespace().collect();
         if !matches!(fields.as_slice(), [inside, _, "1"] if *inside == id.to_string()) {
             return missing(Wall::Identity, format!("{file} maps more than one id: {map:?}"));
@@ -126,9 +137,9 @@ fn parent_death() -> Result<String, Failure> {
 }
 
 /// Inside, a group that was joined before the namespace was made is the top: `/`.
-fn cgroup(plan: &LaunchPlan) -> Result<String, Failure> {
+fn cgroup(process: &Process, plan: &LaunchPlan) -> Result<String, Failure> {
     let Some(asked) = &plan.cgroup else { return Ok("none asked for".to_owned()) };
-    let text = read("/proc/self/cgroup", Wall::Cgroup)?;
+    let text = process.read("cgroup", Wall::Cgroup)?;
     match text.lines().all(|line| line.ends_with(":/")) {
         true => Ok(format!("member of {}", asked.directories().len())),
         false => missing(Wall::Cgroup, "a control group lies outside of its namespace"),
@@ -142,42 +153,55 @@ fn hostname(plan: &LaunchPlan) -> Result<String, Failure> {
     }
 }
 
-/// Mount points with their options, the topmost of each place.
-struct Mounts(BTreeMap<PathBuf, String>);
+/// Mount points with their options, as the kernel lists them: what lies on top comes last.
+struct Mounts<'a>(Vec<(&'a str, &'a str)>);
 
-impl Mounts {
-    fn parse(text: &str) -> Mounts {
-        let entry = |line: &str| {
+impl<'a> Mounts<'a> {
+    fn parse(text: &'a str) -> Mounts<'a> {
+        let entry = |line: &'a str| {
             let mut fields = line.split(' ').skip(4);
-            Some((PathBuf::from(unescape(fields.next()?)), fields.next()?.to_owned()))
+            Some((fields.next()?, fields.next()?))
         };
         Mounts(text.lines().filter_map(entry).collect())
     }
 
     fn has(&self, wall: Wall, place: &Path, option: &str) -> Result<String, Failure> {
-        let place_name = place.display();
-        match self.0.get(place) {
-            Some(options) if options.split(',').any(|o| o == option) => {
-                Ok(format!("{place_name} {options}"))
+        let (name, escaped) = (place.display(), escape(place));
+        match self.0.iter().rev().find(|(mounted, _)| *mounted == escaped) {
+            Some((_, options)) if options.split(',').any(|o| o == option) => {
+                Ok(format!("{name} {options}"))
             }
-            Some(options) => missing(wall, format!("{place_name} is {options}, not {option}")),
-            None => missing(wall, format!("{place_name} is not mounted")),
+            Some((_, options)) => missing(wall, format!("{name} is {options}, not {option}")),
+            None => missing(wall, format!("{name} is not mounted")),
         }
     }
 }
 
 /// The kernel writes space, tab, newline and backslash in octal.
-fn unescape(field: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(field.to_owned(), |text, (from, to)| text.replace(from, to))
+fn escape(place: &Path) -> String {
+    let escapes = [("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")];
+    let text = place.to_string_lossy().into_owned();
+    escapes.iter().fold(text, |text, (from, to)| match text.contains(from) {
+        true => text.replace(from, to),
+        false => text,
+    })
 }
 
-fn root(plan: &LaunchPlan, expected: &Expected<'_>, mounts: &Mounts) -> Result<String, Failure> {
-    for place in mounts.0.keys() {
-        let known = expected.mounts.contains(place)
-            || expected.deep.iter().any(|deep| place.starts_with(deep));
-        if !known {
-            return missing(Wall::Root, format!("{} should not be mounted", place.display()));
+/// Whether a mount point is one of these, or lies below one.
+fn below_any(deep: &[String], place: &str) -> bool {
+    let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+    deep.iter().any(|top| place.strip_prefix(top.as_str()).is_some_and(below))
+}
+
+fn root(
+    plan: &LaunchPlan,
+    expected: &Expected<'_>,
+    mounts: &Mounts<'_>,
+) -> Result<String, Failure> {
+    let deep: Vec<String> = expected.deep.iter().map(|place| escape(place)).collect();
+    for (place, _) in &mounts.0 {
+        if !expected.mounts.contains(place) && !below_any(&deep, place) {
+            return missing(Wall::Root, format!("{place} should not be mounted"));
         }
     }
     if plan.copy_on_write.is_some() {
@@ -192,13 +216,13 @@ fn root(plan: &LaunchPlan, expected: &Expected<'_>, mounts: &Mounts) -> Result<S
     }
 }
 
-fn workspace(plan: &LaunchPlan, mounts: &Mounts) -> Result<String, Failure> {
+fn workspace(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
     let option = if plan.read_only { "ro" } else { "rw" };
     mounts.has(Wall::Workspace, &plan.workspace_target, "nosuid")?;
     mounts.has(Wall::Workspace, &plan.workspace_target, option)
 }
 
-fn extra(plan: &LaunchPlan, mounts: &Mounts) -> Result<String, Failure> {
+fn extra(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
     let mut evidence = Vec::new();
     for mount in &plan.mounts {
         let option = if mount.read_only { "ro" } else { "rw" };
@@ -208,12 +232,12 @@ fn extra(plan: &LaunchPlan, mounts: &Mounts) -> Result<String, Failure> {
     Ok(evidence.join("; "))
 }
 
-/// The three standard streams, the pipe, the agent, the report, and the one that lists them.
-fn descriptors() -> Result<String, Failure> {
+/// The three standard streams, the pipe, the agent, the report, and the two that ask.
+fn descriptors(process: &Process) -> Result<String, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = rustix::fs::openat(CWD, "/proc/self/fd", flags, Mode::empty())
+    let open = rustix::fs::openat(&process.0, "fd", flags, Mode::empty())
         .at(Wall::Descriptors, "/proc/self/fd")?;
-    let mut buffer = Vec::with_capacity(4096);
+    let mut buffer = Vec::with_capacity(1024);
     let mut entries = rustix::fs::RawDir::new(&open, buffer.spare_capacity_mut());
     let mut count = 0;
     while let Some(entry) = entries.next() {
@@ -221,8 +245,8 @@ fn descriptors() -> Result<String, Failure> {
         count += usize::from(!entry.file_name().to_bytes().starts_with(b"."));
     }
     match count {
-        7 => Ok("0-2 of its own, the pipe, and what execution closes".to_owned()),
-        count => missing(Wall::Descriptors, format!("{count} are open and should be 7")),
+        8 => Ok("0-2 of its own, the pipe, and what execution closes".to_owned()),
+        count => missing(Wall::Descriptors, format!("{count} are open and should be 8")),
     }
 }
 
@@ -238,5 +262,46 @@ fn second_wall(abi: Option<u32>) -> Result<String, Failure> {
     match abi {
         Some(abi) => landlock::prove().map(|evidence| format!("version {abi}: {evidence}")),
         None => Ok("absent: given up, the kernel has none".to_owned()),
+    }
+}
+
+/// The test's own process has no walls: every proof must refuse it, by the right name.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T>(result: Result<T, Failure>) -> Wall {
+        result.err().map(|failure| failure.wall).unwrap()
+    }
+
+    #[test]
+    fn a_process_without_walls_is_refused_by_every_proof() {
+        let process = Process::open().unwrap();
+        let status = Status(process.read("status", Wall::Capabilities).unwrap());
+        let text = process.read("mountinfo", Wall::Root).unwrap();
+        let mounts = Mounts::parse(&text);
+        let plan = LaunchPlan { uid: u32::MAX - 1, hostname: "other".into(), ..Default::default() };
+        assert_eq!(refused(identity(&process, &plan)), Wall::Identity);
+        assert_eq!(refused(parent::prove_group()), Wall::Session);
+        assert_eq!(refused(parent_death()), Wall::ParentDeath);
+        assert_eq!(refused(hostname(&plan)), Wall::Hostname);
+        assert_eq!(refused(workspace(&plan, &mounts)), Wall::Workspace);
+        assert_eq!(refused(mounts.has(Wall::Proc, Path::new("/proc"), "ro")), Wall::Proc);
+        assert_eq!(refused(capabilities(&status)), Wall::Capabilities);
+        assert_eq!(refused(status.is(Wall::Seccomp, "Seccomp", "2")), Wall::Seccomp);
+        let _more = [(); 4].map(|()| Process::open().unwrap());
+        assert_eq!(refused(descriptors(&process)), Wall::Descriptors);
+    }
+
+    #[test]
+    fn a_mount_that_nobody_asked_for_is_not_expected() {
+        let text = "1 0 0:1 / / ro - tmpfs none ro\n2 1 0:2 / /usr/lib rw - ext4 x rw\n";
+        let mounts = Mounts::parse(text);
+        let deep = [escape(Path::new("/usr"))];
+        let known = |place: &str| below_any(&deep, place) || place == "/";
+        assert!(mounts.0.iter().all(|(place, _)| known(place)));
+        assert!(!known("/usrlocal"));
+        assert!(!known("/old_root"));
+        assert_eq!(escape(Path::new("/a b\\c")), "/a\\040b\\134c");
     }
 }

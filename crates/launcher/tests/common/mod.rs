@@ -1,6 +1,7 @@
 //! Starts real launchers with a stand-in agent, as root and as an ordinary user, and talks to what
 //! runs inside. Everything waits with a bound.
 #![allow(dead_code)] // each test file uses its part
+#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, MemfdFlags, Uid, memfd_create};
+use rustix::fs::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde_json::{Value, json};
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, Program, Workspace};
@@ -41,12 +42,7 @@ pub fn owners() -> Vec<Owner> {
 }
 
 fn sealed(path: &Path) -> OwnedFd {
-    let file = memfd_create("program", MemfdFlags::CLOEXEC).unwrap();
-    let mut copy = File::from(file);
-    std::io::copy(&mut File::open(path).unwrap(), &mut copy).unwrap();
-    // A descriptor that is open for writing cannot be executed.
-    let number = std::os::fd::AsRawFd::as_raw_fd(&copy);
-    File::open(format!("/proc/self/fd/{number}")).unwrap().into()
+    stockade_launcher::seal("program", &mut File::open(path).unwrap()).unwrap()
 }
 
 pub fn example(name: &str) -> PathBuf {
@@ -80,6 +76,11 @@ fn as_ordinary<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         });
         thread.join().unwrap()
     })
+}
+
+/// For what only root can see or make; run as anybody else, such a test fails and says so.
+pub fn needs_root(why: &str) {
+    assert!(rustix::process::geteuid().is_root(), "run this test as root: {why}");
 }
 
 /// A directory that belongs to the launcher's owner.

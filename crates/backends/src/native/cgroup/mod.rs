@@ -100,15 +100,25 @@ impl Hierarchy {
         }
     }
 
-    /// The ids that have a group.
-    pub(super) fn ids(&self) -> Vec<SandboxId> {
-        let parents = match self {
+    fn parents(&self) -> Vec<PathBuf> {
+        match self {
             Self::V2(base) => vec![base.parent.clone()],
             Self::V1(base) => base.parents(),
             Self::None { .. } => Vec::new(),
-        };
+        }
+    }
+
+    /// Removes the directories that hold the groups, where no sandbox of anybody is left.
+    pub(super) fn tidy(&self) {
+        for parent in self.parents() {
+            let _ = fs::remove_dir(parent);
+        }
+    }
+
+    /// The ids that have a group.
+    pub(super) fn ids(&self) -> Vec<SandboxId> {
         let mut ids: Vec<SandboxId> =
-            parents.iter().flat_map(|parent| subdirectories(parent)).collect();
+            self.parents().iter().flat_map(|parent| subdirectories(parent)).collect();
         ids.sort();
         ids.dedup();
         ids
@@ -214,6 +224,18 @@ fn mount_point(mounts: &str, fits: impl Fn(&str, &str) -> bool) -> Option<PathBu
         // A mount of only a part of the hierarchy does not show the groups we would look for.
         fits(kind, options).then(|| PathBuf::from(point))
     })
+}
+
+/// Makes a sandbox's directory, and the one above it if somebody has tidied that away.
+fn make_below(parent: &Path, directory: &Path) -> io::Result<()> {
+    let made = fs::create_dir(directory);
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make(parent)?;
+            fs::create_dir(directory)
+        }
+        other => other,
+    }
 }
 
 /// Makes a directory; one that is there already serves as well.

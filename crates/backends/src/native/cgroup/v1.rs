@@ -9,7 +9,7 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, SandboxId};
 
 use super::super::plan::OWN_PROCESSES;
-use super::{Controllers, PARENT, make, mount_point, number};
+use super::{Controllers, PARENT, make, make_below, mount_point, number};
 
 /// The parent directory in each controller that can be used.
 #[derive(Debug, Clone, Default)]
@@ -75,7 +75,9 @@ impl Base {
         limits: &EffectiveLimits,
     ) -> io::Result<Directories> {
         let directories = self.directories(id);
-        let made = directories.all().iter().try_for_each(|directory| make(directory));
+        let made = directories.all().iter().try_for_each(|directory| {
+            make_below(directory.parent().unwrap_or(directory), directory)
+        });
         if let Err(error) = made.and_then(|()| directories.limit(limits)) {
             for directory in directories.all() {
                 let _ = fs::remove_dir(directory);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, SandboxId};
 
 use super::super::plan::OWN_PROCESSES;
-use super::{Controllers, PARENT, keyed, make, micros, mount_point};
+use super::{Controllers, PARENT, keyed, make, make_below, micros, mount_point};
 
 /// Where sandboxes' groups are made.
 #[derive(Debug, Clone)]
@@ -17,6 +17,9 @@ pub(in super::super) struct Base {
     pub(super) parent: PathBuf,
     pub(super) controllers: Controllers,
 }
+
+/// The controllers that hold limits of ours.
+const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
 
 /// The period over which the share of processor time is measured out.
 const PERIOD_US: u64 = 100_000;
@@ -27,21 +30,21 @@ impl Base {
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let inside = top.join(own.trim_start_matches('/'));
-        let tried = [top.clone(), inside.clone()];
-        let failures: Vec<String> =
-            match tried.iter().map(|place| Self::at(place)).find(Result::is_ok) {
-                Some(Ok(base)) => return Ok(base),
-                _ => tried
-                    .iter()
-                    .filter_map(|place| Self::at(place).err().map(|e| e.to_string()))
-                    .collect(),
-            };
-        Err(format!("no cgroup v2 directory is delegated to this user ({})", failures.join("; ")))
+        Self::at(&top)
+            .or_else(|_| Self::at(&inside))
+            .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"))
     }
 
     /// Makes the parent and switches on what is there.
     fn at(place: &Path) -> io::Result<Self> {
         let parent = place.join(PARENT);
+        let available = fs::read_to_string(place.join("cgroup.controllers"))?;
+        if !WANTED.iter().any(|wanted| available.split_whitespace().any(|name| name == *wanted)) {
+            return Err(io::Error::other(format!(
+                "no controller is available in {}",
+                place.display()
+            )));
+        }
         make(&parent)?;
         enable(place)?;
         enable(&parent)?;
@@ -54,9 +57,6 @@ impl Base {
             // Counted by the kernel in every group, whatever is switched on.
             cpu_usage: true,
         };
-        if !(controllers.memory || controllers.processes || controllers.cpu) {
-            return Err(io::Error::other(format!("no controller is on in {}", parent.display())));
-        }
         Ok(Self { parent, controllers })
     }
 
@@ -66,8 +66,9 @@ impl Base {
 
     pub(super) fn create(&self, id: &SandboxId, limits: &EffectiveLimits) -> io::Result<PathBuf> {
         let directory = self.directory(id);
-        fs::create_dir(&directory)?;
-        let set = self.limit(&directory, limits);
+        make_below(&self.parent, &directory)?;
+        // A parent that had to be made again has everything switched off.
+        let set = enable(&self.parent).and_then(|()| self.limit(&directory, limits));
         if set.is_err() {
             let _ = fs::remove_dir(&directory);
         }
@@ -97,7 +98,7 @@ fn enable(directory: &Path) -> io::Result<()> {
     let available = fs::read_to_string(directory.join("cgroup.controllers"))?;
     let file = directory.join("cgroup.subtree_control");
     let on = fs::read_to_string(&file)?;
-    for controller in ["memory", "pids", "cpu"] {
+    for controller in WANTED {
         let has = |list: &str| list.split_whitespace().any(|name| name == controller);
         if has(&available) && !has(&on) {
             fs::write(&file, format!("+{controller}"))?;

@@ -1,0 +1,39 @@
+//! Sealed copies of programs: in memory, executable, and never to be changed again by anybody,
+//! whoever holds a descriptor to them.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::io::Errno;
+
+use crate::error::{Failure, Wall};
+
+fn all() -> SealFlags {
+    SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL
+}
+
+/// A sealed copy of a program, fit for [`crate::Launcher::start`].
+pub fn seal(name: &str, program: &mut impl Read) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut copy = match memfd_create(name, flags | MemfdFlags::EXEC) {
+        // Kernels before 6.3 know no such flag, and make every memory file executable.
+        Err(Errno::INVAL) => File::from(memfd_create(name, flags)?),
+        made => File::from(made?),
+    };
+    io::copy(program, &mut copy)?;
+    fcntl_add_seals(&copy, all())?;
+    // What is open for writing cannot be executed, sealed or not.
+    Ok(File::open(format!("/proc/self/fd/{}", copy.as_raw_fd()))?.into())
+}
+
+/// Refuses an agent that somebody could still change.
+pub(crate) fn check(agent: impl AsFd) -> Result<(), Failure> {
+    match fcntl_get_seals(agent) {
+        Ok(seals) if seals.contains(all()) => Ok(()),
+        Ok(_) | Err(_) => {
+            Err(Failure::without_errno(Wall::Agent, "it is not a sealed memory file"))
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Verbs about files.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, symlink};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::mount::{MountFlags, mount_remount};
+use serde_json::{Value, json};
+
+use crate::{Args, Done, attempt, number_of};
+
+/// The most that `read` gives back.
+const MOST: u64 = 1 << 20;
+
+/// `fill PATH BYTES`: how much could be written.
+pub fn fill(args: &Args) -> io::Result<Done> {
+    let wanted = args.number(1)?;
+    let piece = vec![0x5a; 64 << 10];
+    let mut file = File::create(args.text(0))?;
+    let mut done = 0;
+    while done < wanted {
+        let size = (wanted - done).min(piece.len() as u64) as usize;
+        match file.write(&piece[..size]) {
+            Ok(count) => done += count as u64,
+            Err(error) => return Ok(written(done, Some(&error))),
+        }
+    }
+    // Some file systems find out about a full disk only now.
+    let late = file.sync_all().err();
+    Ok(written(done, late.as_ref()))
+}
+
+fn written(bytes: u64, error: Option<&io::Error>) -> Done {
+    let errno = error.map(number_of);
+    Done::Facts(json!({ "ok": errno.is_none(), "bytes": bytes, "errno": errno }))
+}
+
+/// `read PATH`: its bytes as hexadecimal digits.
+pub fn read(args: &Args) -> io::Result<Done> {
+    let whole = || -> io::Result<Value> {
+        let mut data = Vec::new();
+        File::open(args.text(0))?.take(MOST).read_to_end(&mut data)?;
+        let hex: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(json!({ "hex": hex }))
+    };
+    Ok(attempt(whole()))
+}
+
+/// `write PATH TEXT`.
+pub fn write(args: &Args) -> io::Result<Done> {
+    Ok(attempt(fs::write(args.text(0), args.text(1)).map(|()| json!({}))))
+}
+
+/// `remove PATH`.
+pub fn remove(args: &Args) -> io::Result<Done> {
+    Ok(attempt(fs::remove_file(args.text(0)).map(|()| json!({}))))
+}
+
+/// `make-link TARGET PATH`.
+pub fn make_link(args: &Args) -> io::Result<Done> {
+    Ok(attempt(symlink(args.text(0), args.text(1)).map(|()| json!({}))))
+}
+
+/// `make-fifo PATH`.
+pub fn make_fifo(args: &Args) -> io::Result<Done> {
+    let made = mknodat(CWD, args.text(0), FileType::Fifo, Mode::from_raw_mode(0o666), 0);
+    Ok(attempt(made.map(|()| json!({})).map_err(Into::into)))
+}
+
+/// `list PATH`: the names in it.
+pub fn list(args: &Args) -> io::Result<Done> {
+    let names = || -> io::Result<Value> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(args.text(0))? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(json!({ "names": names }))
+    };
+    Ok(attempt(names()))
+}
+
+/// `stat PATH`: what it is, without following it.
+pub fn stat(args: &Args) -> io::Result<Done> {
+    let facts = |found: fs::Metadata| json!({ "size": found.len(), "mode": found.mode(), "uid": found.uid(), "gid": found.gid() });
+    Ok(attempt(fs::symlink_metadata(args.text(0)).map(facts)))
+}
+
+/// `remount PATH`: tries to make a mount writable.
+pub fn remount(args: &Args) -> io::Result<Done> {
+    let made = mount_remount(args.text(0), MountFlags::BIND, "");
+    Ok(attempt(made.map(|()| json!({})).map_err(Into::into)))
+}

@@ -1,0 +1,107 @@
+//! Verbs that use something up.
+
+use std::fs::File;
+use std::io;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+
+use crate::process::myself;
+use crate::{Args, Done, fine, number_of};
+
+const PAGE: usize = 4096;
+
+/// `burn MS`: uses that much processor time.
+pub fn burn(args: &Args) -> io::Result<Done> {
+    let wanted = args.span(0)?;
+    Ok(spin_while(|| used() < wanted))
+}
+
+/// `burn-for MS`: uses as much processor time as it gets for so long, and says how much that was.
+pub fn burn_for(args: &Args) -> io::Result<Done> {
+    let until = Instant::now() + args.span(0)?;
+    Ok(spin_while(|| Instant::now() < until))
+}
+
+fn spin_while(busy: impl Fn() -> bool) -> Done {
+    let mut mixed = 1u64;
+    while busy() {
+        for _ in 0..10_000 {
+            mixed = std::hint::black_box(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));
+        }
+    }
+    fine(json!({ "ms": used().as_millis() as u64 }))
+}
+
+fn used() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// `burn-children COUNT MS`: lets each of so many children use that much, one after the other.
+pub fn burn_children(args: &Args) -> io::Result<Done> {
+    for _ in 0..args.number(0)? {
+        myself(["burn", args.text(1)])?.spawn()?.wait()?;
+    }
+    Ok(fine(json!({})))
+}
+
+/// `allocate BYTES`: touches every page; says how far it got.
+pub fn allocate(args: &Args) -> io::Result<Done> {
+    let wanted = usize::try_from(args.number(0)?).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut held: Vec<Vec<u8>> = Vec::new();
+    let mut got = 0;
+    while got < wanted {
+        let mut piece = Vec::new();
+        let size = (wanted - got).min(1 << 20);
+        if piece.try_reserve_exact(size).is_err() {
+            return Ok(Done::Facts(json!({ "ok": false, "bytes": got, "errno": libc::ENOMEM })));
+        }
+        piece.resize(size, 1u8);
+        for at in (0..size).step_by(PAGE) {
+            piece[at] = std::hint::black_box(at as u8);
+        }
+        held.push(piece);
+        got += size;
+    }
+    Ok(fine(json!({ "bytes": held.iter().map(Vec::len).sum::<usize>() })))
+}
+
+/// `open-files N`: how many could be open at once.
+pub fn open_files(args: &Args) -> io::Result<Done> {
+    let mut open = Vec::new();
+    let mut errno = None;
+    for _ in 0..args.number(0)? {
+        match File::open(".") {
+            Ok(file) => open.push(file),
+            Err(error) => {
+                errno = Some(number_of(&error));
+                break;
+            }
+        }
+    }
+    Ok(Done::Facts(json!({ "ok": errno.is_none(), "count": open.len(), "errno": errno })))
+}
+
+/// `fork-many N`: how many processes could live at once. All are gone before it ends.
+pub fn fork_many(args: &Args) -> io::Result<Done> {
+    let mut children: Vec<Child> = Vec::new();
+    let mut errno = None;
+    for _ in 0..args.number(0)? {
+        match myself(["sleep", "600000"])?.spawn() {
+            Ok(child) => children.push(child),
+            Err(error) => {
+                errno = Some(number_of(&error));
+                break;
+            }
+        }
+    }
+    let count = children.len();
+    for mut child in children {
+        child.kill()?;
+        child.wait()?;
+    }
+    Ok(Done::Facts(json!({ "ok": errno.is_none(), "count": count, "errno": errno })))
+}

@@ -1,0 +1,126 @@
+//! The verb `report`: everything the probe can see of its surroundings, as one JSON object. What
+//! cannot be found out is null, never a guess.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use rustix::process::{
+    Resource, getegid, geteuid, getgid, getgroups, getpid, getppid, getrlimit, getuid,
+};
+use serde_json::{Value, json};
+
+use crate::{Done, fine, process};
+
+/// Everything that can be seen.
+pub fn report() -> Done {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    fine(json!({
+        "ids": ids(),
+        "pid": getpid().as_raw_nonzero().get(),
+        "parent": getppid().map_or(0, |pid| pid.as_raw_nonzero().get()),
+        "hostname": rustix::system::uname().nodename().to_string_lossy(),
+        "namespaces": links("/proc/self/ns"),
+        "mounts": mounts(),
+        "capabilities": capabilities(&status),
+        "noNewPrivs": field(&status, "NoNewPrivs"),
+        "seccomp": field(&status, "Seccomp"),
+        "limits": limits(),
+        "environment": environment(),
+        "descriptors": links("/proc/self/fd"),
+        "directory": std::env::current_dir().ok(),
+        "pids": process::pids(),
+        "interfaces": interfaces(),
+        "arguments": std::env::args().collect::<Vec<_>>(),
+    }))
+}
+
+fn ids() -> Value {
+    let groups: Option<Vec<u32>> =
+        getgroups().ok().map(|groups| groups.iter().map(|group| group.as_raw()).collect());
+    json!({
+        "uid": getuid().as_raw(),
+        "euid": geteuid().as_raw(),
+        "gid": getgid().as_raw(),
+        "egid": getegid().as_raw(),
+        "groups": groups,
+    })
+}
+
+/// A directory of links: each name with what it points to.
+fn links(directory: &str) -> Option<BTreeMap<String, String>> {
+    let entries = fs::read_dir(directory).ok()?.flatten();
+    let link = |entry: fs::DirEntry| {
+        // The descriptor that lists the directory is gone by now, and so is not told.
+        let target = fs::read_link(entry.path()).ok()?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        Some((name, target.to_string_lossy().into_owned()))
+    };
+    let collected: Vec<_> = entries.collect();
+    Some(collected.into_iter().filter_map(link).collect())
+}
+
+fn mounts() -> Option<Vec<Value>> {
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = |line: &str| {
+        let (front, back) = line.split_once(" - ")?;
+        let front: Vec<&str> = front.split(' ').collect();
+        let kind = back.split(' ').next()?;
+        let (root, at, options) = (front.get(3)?, front.get(4)?, front.get(5)?);
+        Some(json!({ "at": at, "root": root, "type": kind, "options": options }))
+    };
+    Some(table.lines().filter_map(mount).collect())
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.map(str::trim)
+}
+
+fn capabilities(status: &str) -> BTreeMap<&'static str, Option<&str>> {
+    let sets = [
+        ("inheritable", "CapInh"),
+        ("permitted", "CapPrm"),
+        ("effective", "CapEff"),
+        ("bounding", "CapBnd"),
+        ("ambient", "CapAmb"),
+    ];
+    sets.into_iter().map(|(name, line)| (name, field(status, line))).collect()
+}
+
+fn limits() -> BTreeMap<&'static str, Value> {
+    let resources = [
+        ("cpu", Resource::Cpu),
+        ("fileSize", Resource::Fsize),
+        ("core", Resource::Core),
+        ("openFiles", Resource::Nofile),
+        ("processes", Resource::Nproc),
+        ("addressSpace", Resource::As),
+    ];
+    let told = |resource| {
+        let limit = getrlimit(resource);
+        json!({ "soft": limit.current, "hard": limit.maximum })
+    };
+    resources.into_iter().map(|(name, resource)| (name, told(resource))).collect()
+}
+
+fn environment() -> BTreeMap<String, String> {
+    let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
+}
+
+fn interfaces() -> Option<Vec<Value>> {
+    let table = fs::read_to_string("/proc/self/net/dev").ok()?;
+    let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));
+    let told = |name: &str| json!({ "name": name, "addresses": addresses(name) });
+    Some(names.map(|(name, _)| told(name.trim())).collect())
+}
+
+/// The IPv6 addresses of an interface; the kernel's tables do not tell the IPv4 ones by interface.
+fn addresses(interface: &str) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/net/if_inet6").unwrap_or_default();
+    let of = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.last() == Some(&interface)).then(|| fields[0].to_owned())
+    };
+    table.lines().filter_map(of).collect()
+}

@@ -1,0 +1,231 @@
+//! The outcome, asked by anyone at any time; handles that are dropped, closed and detached (C-14,
+//! C-15, C-32).
+
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use stockade_core::{Ending, Feature, Outcome};
+
+use crate::case::{case, check, same};
+use crate::kit::{collect, eventually, heard, probe};
+use crate::{Case, Kit, MARK, Stop, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("the outcome is the same however often it is asked for", "C-14", asked_often),
+    case!("the outcome in the stream, in the record and in the answer is one", "C-14", one_outcome),
+    case!("cancelling after the end changes nothing", "C-15", cancel_after),
+    case!("cancelling from many places at once ends it once", "C-15", cancel_many),
+    case!("dropping the handle ends the program", "C-15", drop_kills),
+    case!("a detached execution goes on without its handle", "C-15", detach),
+    case!("a run that is given up at any point leaves nothing", "C-32", abandoned_run),
+    case!("a create that is given up at any point leaves nothing", "C-32", abandoned_create),
+    case!("a create whose answer nobody takes leaves nothing", "C-32", answer_not_taken),
+    case!("an exec that is given up at any point leaves no program", "C-15", abandoned_exec),
+    case!("closing while the program floods ends at once", "C-15", close_in_flood)
+        .needs(&[Feature::CompleteKill]),
+];
+
+async fn asked_often(kit: Kit) -> Verdict {
+    let execution = kit.start(kit.spec(), probe(["exit", "9"])).await?.detach();
+    let mut asking = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let execution = execution.clone();
+        asking.spawn(async move { execution.outcome().await });
+    }
+    let mut answers: Vec<Outcome> = Vec::new();
+    while let Some(answer) = asking.join_next().await {
+        answers.push(answer?);
+    }
+    let later = execution.outcome().await;
+    same!("ending", later.ending, Ending::Exited(9));
+    let differing = answers.iter().filter(|answer| **answer != later).count();
+    same!("answers that differ", differing, 0);
+    Ok(())
+}
+
+async fn one_outcome(kit: Kit) -> Verdict {
+    let execution = kit.start(kit.spec(), probe(["exit", "11"])).await?;
+    let streamed = collect(execution.subscribe()).await?.outcome;
+    same!("the answer", execution.outcome().await, streamed);
+    same!("the answer to a second reader", collect(execution.subscribe()).await?.outcome, streamed);
+    Ok(())
+}
+
+async fn cancel_after(kit: Kit) -> Verdict {
+    let execution = kit.start(kit.spec(), probe(["exit", "4"])).await?;
+    let before = execution.outcome().await;
+    execution.cancel();
+    execution.close().await?;
+    same!("the outcome", execution.outcome().await, before);
+    same!("ending", before.ending, Ending::Exited(4));
+    Ok(())
+}
+
+async fn cancel_many(kit: Kit) -> Verdict {
+    let execution = kit.start(kit.spec(), probe(["ignore-signals-then-sleep", "600000"])).await?;
+    heard(&mut execution.subscribe(), "ready\n").await?;
+    let watcher = execution.detach();
+    let mut closing = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let watcher = watcher.clone();
+        closing.spawn(async move { watcher.close().await });
+    }
+    while let Some(closed) = closing.join_next().await {
+        closed??;
+    }
+    same!("ending", watcher.outcome().await.ending, Ending::Cancelled);
+    kit.soon_all_gone().await
+}
+
+async fn drop_kills(kit: Kit) -> Verdict {
+    let execution = kit.start(kit.spec(), probe(["ignore-signals-then-sleep", "600000"])).await?;
+    let mut reader = execution.subscribe();
+    heard(&mut reader, "ready\n").await?;
+    drop(execution);
+    while let Some(event) = reader.next().await {
+        if let stockade_engine::OutputEvent::End(outcome) = event {
+            same!("ending", outcome.ending, Ending::Cancelled);
+            kit.engine().close().await?;
+            return kit.soon_all_gone().await;
+        }
+    }
+    Err(Stop::failed("the events ended without an outcome"))
+}
+
+async fn detach(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let execution = room.start(probe(["spawn-detached", "marker", "1", "1000"])).await?;
+    heard(&mut execution.subscribe(), "ok").await?;
+    let job = execution.job().clone();
+    let watcher = execution.detach();
+    check!(
+        kit.engine().watch(&job).is_some(),
+        "expected to find the execution by its job, saw none"
+    );
+    same!("ending", watcher.outcome().await.ending, Ending::Exited(0));
+    Ok(())
+}
+
+/// Polls a future so many times and no more; gives the answer if it came before.
+async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>, polls: usize) -> Option<T> {
+    let mut left = polls;
+    std::future::poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Polls a future so many times and drops it: at once, or when walls are being built for it.
+async fn given_up<T>(
+    kit: &Kit,
+    future: impl Future<Output = T>,
+    polls: usize,
+    when_building: bool,
+) -> Option<T> {
+    let before = kit.asked_for().len();
+    let mut future = pin!(future);
+    let answer = polled(future.as_mut(), polls).await;
+    let until = tokio::time::Instant::now() + Duration::from_millis(200);
+    while answer.is_none()
+        && when_building
+        && kit.asked_for().len() == before
+        && tokio::time::Instant::now() < until
+    {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    answer
+}
+
+/// More than the points at which any of these operations waits.
+const POLLS: usize = 25;
+
+async fn abandoned_run(kit: Kit) -> Verdict {
+    for round in 0..2 * POLLS {
+        let run = kit.engine().run(kit.spec(), probe(["ignore-signals-then-sleep", "600000"]));
+        if let Some(execution) = given_up(&kit, run, round / 2, round % 2 == 1).await {
+            drop(execution?);
+            break;
+        }
+    }
+    kit.gone_for_good().await
+}
+
+async fn abandoned_create(kit: Kit) -> Verdict {
+    for round in 0..2 * POLLS {
+        let create = kit.engine().create(kit.spec());
+        if let Some(id) = given_up(&kit, create, round / 2, round % 2 == 1).await {
+            kit.engine().destroy(&id?).await?;
+            break;
+        }
+    }
+    kit.gone_for_good().await
+}
+
+async fn answer_not_taken(kit: Kit) -> Verdict {
+    {
+        let mut create = pin!(kit.engine().create(kit.spec()));
+        let mut turns = 0;
+        // Polled until the sandbox is being built, and then left alone until it stands.
+        while kit.asked_for().is_empty() && turns < 1000 {
+            if let Some(id) = polled(create.as_mut(), 1).await {
+                kit.engine().destroy(&id?).await?;
+                return kit.gone_for_good().await;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            turns += 1;
+        }
+        eventually("the sandbox stands", || async {
+            let listed = kit.backend().list().await?;
+            let stands = kit.asked_for().iter().any(|id| listed.contains(id));
+            check!(stands, "expected the sandbox to stand, saw none");
+            Ok(())
+        })
+        .await?;
+    }
+    kit.gone_for_good().await
+}
+
+async fn abandoned_exec(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let own = format!("{}exec", kit.mark());
+    for polls in 0..POLLS {
+        let mut command = probe(["ignore-signals-then-sleep", "600000"]);
+        command.env.insert(MARK.parse()?, own.clone());
+        let exec = kit.engine().exec(room.id(), command);
+        if let Some(execution) = polled(pin!(exec), polls).await {
+            drop(execution?);
+            break;
+        }
+    }
+    let left = || async {
+        let left = kit.subject().observer().marked(&own);
+        check!(left.is_empty(), "expected no program, saw {left:?}");
+        Ok(())
+    };
+    eventually("every program has ended", left).await?;
+    room.run(["exit", "0"]).await?.exited(0)?;
+    room.destroy().await?;
+    kit.soon_all_gone().await
+}
+
+async fn close_in_flood(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.output = Some(stockade_core::Bytes(u64::MAX));
+    let execution = kit.start(spec, probe(["flood", "stdout", "1000000000000"])).await?;
+    let held = execution.follow();
+    tokio::time::timeout(Duration::from_secs(20), execution.close())
+        .await
+        .map_err(|_| Stop::failed("expected close to end within 20 s, it did not"))??;
+    drop(held);
+    same!("ending", execution.outcome().await.ending, Ending::Cancelled);
+    kit.soon_all_gone().await
+}

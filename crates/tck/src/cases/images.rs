@@ -1,0 +1,45 @@
+//! What a sandbox's root is made of (C-03).
+
+use serde_json::json;
+use stockade_core::{Command, Feature, Image};
+
+use crate::case::{case, check, same};
+use crate::kit::host_path;
+use crate::{Case, Kit, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("the host's programs are there, and cannot be changed", "C-03", host)
+        .needs(&[Feature::HostImage])
+        .isolation(),
+    case!("a directory serves as the whole root", "C-03", directory)
+        .needs(&[Feature::DirectoryImage])
+        .isolation(),
+];
+
+async fn host(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let listed = room.facts(["list", "/usr"]).await?;
+    same!("whether system directories are there", listed["ok"], json!(true));
+    let name = format!("/usr/{}", kit.mark());
+    let written = room.facts(["write", &name, "x"]).await?;
+    let on_host = std::fs::remove_file(&name).is_ok();
+    check!(!on_host && written["ok"] == json!(false), "expected a read-only root, saw {written}");
+    // As an ordinary user even a host without walls refuses that; this it does not.
+    let outside = kit.outside().join("new").to_string_lossy().into_owned();
+    let written = room.facts(["write", &outside, "x"]).await?;
+    check!(!kit.outside().join("new").exists(), "expected no file on the host, saw {written}");
+    Ok(())
+}
+
+async fn directory(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.image = Image::Directory(host_path(&kit.programs())?);
+    let ran = kit.run_with(spec, Command::program(["/probe", "list", "/"])).await?;
+    let facts = ran.facts()?;
+    let holds =
+        |name: &str| facts["names"].as_array().is_some_and(|all| all.contains(&json!(name)));
+    check!(holds("probe"), "expected the image's own file, saw {facts}");
+    // A home may be the sandbox's own; programs and the superuser's home are the host's.
+    check!(!holds("usr") && !holds("root"), "expected nothing of the host's root, saw {facts}");
+    Ok(())
+}

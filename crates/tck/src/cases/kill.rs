@@ -1,0 +1,179 @@
+//! Ending a program: all of it, also what hides (C-11, C-15).
+
+use serde_json::json;
+use stockade_core::{Ending, ExitStatus, Feature, Process, ProcessEvent, Signal, Span};
+
+use crate::case::{case, check, same};
+use crate::kit::{collect, heard, probe};
+use crate::{Case, Kit, Stop, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("a time-out ends what was detached, too", "C-11", time_out_detached)
+        .needs(&[Feature::CompleteKill])
+        .isolation(),
+    case!("cancelling ends what was detached, too", "C-15", cancel_detached)
+        .needs(&[Feature::CompleteKill])
+        .isolation(),
+    case!("destroying ends what was detached, too", "C-30", destroy_detached)
+        .needs(&[Feature::CompleteKill])
+        .isolation(),
+    case!(
+        "what was detached is gone when a one-shot's outcome is known",
+        "C-30",
+        one_shot_detached
+    )
+    .needs(&[Feature::CompleteKill])
+    .isolation(),
+    case!("a program that gave up its descriptors is ended in time", "C-11", closed_descriptors),
+    case!("the tighter of two wall times holds", "C-11", tighter_wall_time),
+    case!("killing twice, or after the end, succeeds", "C-15", kill_twice),
+    case!("a sandbox can be used again after a time-out", "C-11", used_again),
+    case!("a time-out ends one execution and no other", "C-17", only_one),
+    case!("a signal reaches the program", "C-10", signal).needs(&[Feature::Signals]),
+    case!("a program may ignore a polite signal and still be ended", "C-15", ignored_signal)
+        .needs(&[Feature::Signals]),
+];
+
+/// Longer than any case looks, and short enough not to linger where nothing ends it.
+const DETACH: [&str; 4] = ["spawn-detached", "marker", "40000", "600000"];
+
+async fn time_out_detached(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let mut command = probe(DETACH);
+    command.wall_time = Some(Span::secs(2));
+    let ran = room.run_command(command).await?.ended(&Ending::TimedOut)?;
+    check!(
+        !ran.stdout.is_empty(),
+        "expected the detached process to have begun, saw no sign of it"
+    );
+    check!(
+        !room.beats("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
+    Ok(())
+}
+
+async fn cancel_detached(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let execution = room.start(probe(DETACH)).await?;
+    heard(&mut execution.subscribe(), "ok").await?;
+    check!(room.beats("marker").await?, "expected the detached process to write, but it does not");
+    execution.close().await?;
+    same!("ending", execution.outcome().await.ending, Ending::Cancelled);
+    check!(
+        !room.beats("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
+    Ok(())
+}
+
+async fn destroy_detached(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let facts = room.facts(["spawn-detached", "marker", "40000"]).await?;
+    same!("whether it could detach", facts["ok"], json!(true));
+    room.destroy().await?;
+    kit.all_gone().await?;
+    check!(
+        !kit.grows("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
+    Ok(())
+}
+
+async fn one_shot_detached(kit: Kit) -> Verdict {
+    let facts = kit.facts(["spawn-detached", "marker", "40000"]).await?;
+    same!("whether it could detach", facts["ok"], json!(true));
+    kit.engine().close().await?;
+    kit.all_gone().await?;
+    check!(
+        !kit.grows("marker").await?,
+        "expected the detached process to be gone, but it writes on"
+    );
+    Ok(())
+}
+
+async fn closed_descriptors(kit: Kit) -> Verdict {
+    let mut command = probe(["close-fds-then-sleep", "600000"]);
+    command.wall_time = Some(Span::millis(700));
+    kit.run_with(kit.spec(), command).await?.ended(&Ending::TimedOut)?;
+    kit.soon_all_gone().await
+}
+
+async fn tighter_wall_time(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.wall_time = Some(Span::millis(700));
+    let mut command = probe(["sleep", "600000"]);
+    command.wall_time = Some(Span::secs(500));
+    let ran = kit.run_with(spec, command).await?.ended(&Ending::TimedOut)?;
+    let wall = ran.outcome.usage.wall_ms;
+    check!((700..30_000).contains(&wall), "expected to be ended after 700 ms, saw {wall} ms");
+    Ok(())
+}
+
+/// Asks the backend itself: the engine kills but once.
+async fn kill_twice(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let sandbox = room.sandbox()?;
+    let limits = stockade_core::Limits::defaults();
+    let Process { mut events, control } =
+        sandbox.spawn(&probe(["sleep", "600000"]), &limits).await?;
+    control.kill().await?;
+    control.kill().await?;
+    let exit = loop {
+        match events.next().await {
+            Some(ProcessEvent::Output(..)) => {}
+            Some(ProcessEvent::Exit(exit)) => break exit,
+            None => return Err(Stop::failed("the events ended without an exit")),
+        }
+    };
+    same!("what ended it", exit.status, ExitStatus::Signalled(Signal::KILL));
+    check!(events.next().await.is_none(), "expected nothing after the exit, saw another event");
+    control.kill().await?;
+    Ok(())
+}
+
+async fn used_again(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let mut command = probe(["ignore-signals-then-sleep", "600000"]);
+    command.wall_time = Some(Span::millis(700));
+    room.run_command(command).await?.ended(&Ending::TimedOut)?;
+    room.run(["exit", "5"]).await?.exited(5)?;
+    Ok(())
+}
+
+async fn only_one(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let other = room.start_ready(["sleep", "600000"]).await?;
+    let mut command = probe(["sleep", "600000"]);
+    command.wall_time = Some(Span::millis(500));
+    room.run_command(command).await?.ended(&Ending::TimedOut)?;
+    room.run(["exit", "0"]).await?.exited(0)?;
+    other.close().await?;
+    same!("the end of the other execution", other.outcome().await.ending, Ending::Cancelled);
+    Ok(())
+}
+
+async fn signal(kit: Kit) -> Verdict {
+    for signal in [Signal::TERM, Signal::INT, Signal(10)] {
+        let mut command = probe(["sleep", "600000"]);
+        command.wall_time = Some(Span::secs(10));
+        let execution = kit.start(kit.spec(), command).await?;
+        heard(&mut execution.subscribe(), "ready\n").await?;
+        execution.signal(signal).await?;
+        collect(execution.subscribe()).await?.ended(&Ending::Signalled(signal))?;
+        // Every control succeeds without effect after the end.
+        execution.signal(signal).await?;
+    }
+    Ok(())
+}
+
+async fn ignored_signal(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let execution = room.start_ready(["ignore-signals-then-sleep", "600000"]).await?;
+    execution.signal(Signal::TERM).await?;
+    // Still there: the sandbox answers, and the execution has not ended meanwhile.
+    room.run(["exit", "0"]).await?.exited(0)?;
+    execution.close().await?;
+    same!("ending", execution.outcome().await.ending, Ending::Cancelled);
+    Ok(())
+}

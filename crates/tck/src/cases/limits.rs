@@ -1,0 +1,174 @@
+//! Limits, one by one: each holds, and going beyond it is told by its name (C-16).
+
+use serde_json::{Value, json};
+use stockade_core::{Bytes, Ending, Feature, LimitKind, Millicores, Span};
+
+use crate::case::{case, check, same};
+use crate::kit::probe;
+use crate::{Case, Kit, Ran, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("memory beyond the limit is not to be had", "C-16", memory)
+        .needs(&[Feature::MemoryLimit])
+        .isolation(),
+    case!("memory within the limit is to be had", "C-16", memory_within)
+        .needs(&[Feature::MemoryLimit]),
+    case!("processes beyond the limit cannot be started", "C-16", processes)
+        .needs(&[Feature::ProcessLimit])
+        .isolation(),
+    case!("a program that uses up its processor time is ended for it", "C-16", cpu_time)
+        .needs(&[Feature::CpuTimeLimit])
+        .isolation(),
+    case!("the processor time of descendants counts", "C-16", cpu_time_of_descendants)
+        .needs(&[Feature::CpuTimeLimit])
+        .isolation(),
+    case!("processor time comes at the rate asked for", "C-16", cpu_rate)
+        .needs(&[Feature::CpuRateLimit])
+        .isolation(),
+    case!("what is written beyond the disk limit does not fit", "C-16", disk)
+        .needs(&[Feature::DiskLimit])
+        .isolation(),
+    case!("files beyond the limit cannot be opened", "C-16", open_files)
+        .needs(&[Feature::OpenFilesLimit])
+        .isolation(),
+    case!("the wall time of the sandbox holds for each command", "C-16", wall_time)
+        .needs(&[Feature::WallTimeLimit]),
+    case!("the output cap of the sandbox holds for each command", "C-16", output)
+        .needs(&[Feature::OutputLimit]),
+    case!("the outcome says how each limit was enforced", "C-02", told),
+    case!("limits of one sandbox are not used up by another", "C-17", apart)
+        .needs(&[Feature::CpuTimeLimit]),
+];
+
+const MIB: u64 = 1 << 20;
+
+/// Ended for the limit, or told by its own attempt that there was no more: at most `most` of it.
+fn held_back(ran: Ran, limit: LimitKind, unit: &str, most: u64) -> Verdict {
+    if ran.outcome.ending == Ending::LimitExceeded(limit) {
+        return Ok(());
+    }
+    let facts = ran.facts()?;
+    let got = facts[unit].as_u64();
+    let held = facts["ok"] == json!(false) && got.is_some_and(|got| got <= most);
+    check!(held, "expected {limit} to hold at {most}, saw {facts}");
+    Ok(())
+}
+
+async fn memory(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.memory = Some(Bytes::mib(64));
+    let ran = kit.run_with(spec, probe(["allocate", &(256 * MIB).to_string()])).await?;
+    held_back(ran, LimitKind::Memory, "bytes", 64 * MIB)
+}
+
+async fn memory_within(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.memory = Some(Bytes::mib(128));
+    let facts = kit.run_with(spec, probe(["allocate", &(32 * MIB).to_string()])).await?.facts()?;
+    same!("what was to be had", facts, json!({ "ok": true, "bytes": 32 * MIB }));
+    Ok(())
+}
+
+async fn processes(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.processes = Some(16);
+    let room = kit.room_with(spec).await?;
+    let facts = room.facts(["fork-many", "64"]).await?;
+    let count = facts["count"].as_u64().unwrap_or(0);
+    check!((4..16).contains(&count), "expected some, but fewer than 16 processes, saw {facts}");
+    same!("whether all could be started", facts["ok"], json!(false));
+    room.run(["exit", "0"]).await?.exited(0)?;
+    Ok(())
+}
+
+async fn cpu_time(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.cpu_time = Some(Span::secs(1));
+    spec.limits.wall_time = Some(Span::secs(40));
+    let ran = kit.run_with(spec, probe(["burn", "3000"])).await?;
+    ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
+}
+
+async fn cpu_time_of_descendants(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.cpu_time = Some(Span::secs(1));
+    spec.limits.wall_time = Some(Span::secs(40));
+    let ran = kit.run_with(spec, probe(["burn-children", "8", "400"])).await?;
+    ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
+}
+
+async fn cpu_rate(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.cpu_rate = Some(Millicores(50));
+    let facts = kit.run_with(spec, probe(["burn-for", "3000"])).await?.facts()?;
+    let used = facts["ms"].as_u64().unwrap_or(u64::MAX);
+    // 150 ms at that rate; a period's worth may come at once.
+    check!(used <= 275, "expected a twentieth of 3000 ms of processor time, saw {used} ms");
+    Ok(())
+}
+
+async fn disk(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.disk = Some(Bytes::mib(8));
+    let ran = kit.run_with(spec, probe(["fill", "big", &(64 * MIB).to_string()])).await?;
+    held_back(ran, LimitKind::Disk, "bytes", 16 * MIB)
+}
+
+async fn open_files(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.open_files = Some(64);
+    let facts = kit.run_with(spec, probe(["open-files", "500"])).await?.facts()?;
+    let count = facts["count"].as_u64().unwrap_or(u64::MAX);
+    check!(count < 64 && facts["ok"] == json!(false), "expected fewer than 64, saw {facts}");
+    Ok(())
+}
+
+async fn wall_time(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.wall_time = Some(Span::millis(700));
+    let room = kit.room_with(spec).await?;
+    for _ in 0..2 {
+        room.run(["sleep", "600000"]).await?.ended(&Ending::TimedOut)?;
+    }
+    room.run(["exit", "0"]).await?.exited(0)?;
+    Ok(())
+}
+
+async fn output(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.output = Some(Bytes(100));
+    let room = kit.room_with(spec).await?;
+    for _ in 0..2 {
+        let ran = room.run(["flood", "stdout", "150"]).await?.exited(0)?;
+        let report = ran.outcome.stdout;
+        same!("bytes passed on and dropped", (report.bytes, report.dropped), (100, 50));
+    }
+    Ok(())
+}
+
+async fn told(kit: Kit) -> Verdict {
+    let ran = kit.run(["exit", "0"]).await?.exited(0)?;
+    let told = serde_json::to_value(&ran.outcome.limits)?;
+    let entry = |kind: LimitKind| {
+        let all = told.as_array().into_iter().flatten();
+        all.filter(|entry| entry["limit"] == json!(kind)).collect::<Vec<&Value>>()
+    };
+    for kind in LimitKind::ALL.into_iter().filter(|kind| *kind != LimitKind::CpuRate) {
+        same!(format!("entries about {kind}"), entry(kind).len(), 1);
+    }
+    Ok(())
+}
+
+async fn apart(kit: Kit) -> Verdict {
+    let mut spec = kit.spec_apart(1)?;
+    spec.limits.cpu_time = Some(Span::secs(1));
+    let one = kit.room_with(spec).await?;
+    let mut spec = kit.spec_apart(2)?;
+    spec.limits.cpu_time = Some(Span::secs(1));
+    let two = kit.room_with(spec).await?;
+    for room in [&one, &two] {
+        let facts = room.facts(["burn", "600"]).await?;
+        same!("whether it could use its own time", facts["ok"], json!(true));
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The cases, by topic. Each is one sentence that holds or does not.
+
+mod eight;
+mod end;
+mod environment;
+mod files;
+mod images;
+mod isolation;
+mod kill;
+mod lifecycle;
+mod limits;
+mod network;
+mod output;
+mod record;
+mod refusals;
+mod snapshots;
+mod spec;
+mod start;
+mod stdin;
+mod terminal;
+mod workspace;
+
+use stockade_core::Feature;
+
+use crate::Case;
+
+/// Every case there is, the eight that every backend must pass first.
+pub fn all() -> Vec<Case> {
+    [
+        eight::CASES,
+        start::CASES,
+        output::CASES,
+        stdin::CASES,
+        terminal::CASES,
+        environment::CASES,
+        kill::CASES,
+        end::CASES,
+        limits::CASES,
+        files::CASES,
+        workspace::CASES,
+        images::CASES,
+        snapshots::CASES,
+        network::CASES,
+        isolation::CASES,
+        lifecycle::CASES,
+        record::CASES,
+        spec::CASES,
+        refusals::CASES,
+    ]
+    .concat()
+}
+
+/// The feature whose refusal a case proves, if it is such a case.
+pub fn refused_by(case: &Case) -> Option<Feature> {
+    refusals::feature_of(case)
+}
+
+/// The bytes a flood writes.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 251) as u8).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_cases_have_the_same_name() {
+        let cases = super::all();
+        let names: BTreeSet<_> = cases.iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), cases.len());
+    }
+}

@@ -1,0 +1,94 @@
+//! What can be reached: nothing, unless the policy names it (C-03, C-17).
+
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use serde_json::{Value, json};
+use stockade_core::{Feature, Network};
+
+use crate::case::{case, check, same};
+use crate::kit::{heard, probe};
+use crate::{Case, Kit, Stop, Verdict};
+
+const WALL: &[Feature] = &[Feature::NetworkIsolation];
+
+pub(super) const CASES: &[Case] = &[
+    case!("there is no network interface but loopback", "C-03", interfaces).needs(WALL).isolation(),
+    case!("a listener on the host's loopback cannot be reached", "C-03", host_loopback)
+        .needs(WALL)
+        .isolation(),
+    case!("an abstract socket of the host cannot be reached", "C-03", host_abstract)
+        .needs(WALL)
+        .isolation(),
+    case!("an abstract socket of another sandbox cannot be reached", "C-17", other_abstract)
+        .needs(WALL)
+        .isolation(),
+    case!("processes of one sandbox can talk over its own loopback", "C-03", own_loopback)
+        .needs(&[Feature::LoopbackNetwork]),
+    case!("the loopback of a sandbox is not the host's", "C-17", loopback_is_own)
+        .needs(&[Feature::LoopbackNetwork])
+        .isolation(),
+];
+
+async fn interfaces(kit: Kit) -> Verdict {
+    // A host that has nothing but loopback itself would prove nothing.
+    let names = std::fs::read_dir("/sys/class/net")?.count();
+    let facts = kit.facts(["report"]).await?;
+    let listed = facts["interfaces"].as_array().cloned().unwrap_or_default();
+    let foreign = |entry: &&Value| entry["name"] != json!("lo");
+    let seen: Vec<_> = listed.iter().filter(foreign).map(|entry| entry["name"].clone()).collect();
+    check!(seen.is_empty(), "expected loopback at most, saw {seen:?}");
+    if names < 2 && kit.is_native() {
+        return Err(Stop::Unfit("this host has no interface but loopback".into()));
+    }
+    Ok(())
+}
+
+async fn unreachable(kit: &Kit, spec: stockade_core::SandboxSpec) -> Verdict {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    listener.set_nonblocking(true)?;
+    let port = listener.local_addr()?.port().to_string();
+    let command = probe(["connect", "127.0.0.1", &port, "2000"]);
+    let facts = kit.run_with(spec, command).await?.facts()?;
+    check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
+    check!(listener.accept().is_err(), "expected nobody at the host's door, saw a connection");
+    Ok(())
+}
+
+async fn host_loopback(kit: Kit) -> Verdict {
+    unreachable(&kit, kit.spec()).await
+}
+
+async fn host_abstract(kit: Kit) -> Verdict {
+    let name = format!("{}host", kit.mark());
+    let _listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+    let facts = kit.facts(["connect-unix", &name]).await?;
+    check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
+    Ok(())
+}
+
+async fn other_abstract(kit: Kit) -> Verdict {
+    let name = format!("{}other", kit.mark());
+    let (one, two) =
+        (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
+    let listening = one.start(probe(["listen-unix", &name, "600000"])).await?;
+    heard(&mut listening.subscribe(), "\"ok\":true").await?;
+    let facts = two.facts(["connect-unix", &name]).await?;
+    check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
+    Ok(())
+}
+
+async fn own_loopback(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.network = Network::Loopback;
+    let facts = kit.run_with(spec, probe(["listen-and-connect"])).await?.facts()?;
+    same!("what was heard", facts, json!({ "ok": true, "heard": "hello" }));
+    Ok(())
+}
+
+async fn loopback_is_own(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.network = Network::Loopback;
+    unreachable(&kit, spec).await
+}

@@ -1,0 +1,69 @@
+//! Input: none, all at once, piece by piece (C-10, C-13).
+
+use bytes::Bytes as Data;
+use stockade_core::{Feature, Stdin};
+
+use super::pattern;
+use crate::case::{case, check, same};
+use crate::kit::{collect, heard, probe};
+use crate::{Case, Kit, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("a program without input reads its end at once", "C-10", none),
+    case!("input given with the command arrives byte for byte, then its end", "C-13", bytes)
+        .needs(&[Feature::Stdin]),
+    case!("input written piece by piece arrives in order", "C-13", stream).needs(&[Feature::Stdin]),
+    case!("a program that does not read its input ends all the same", "C-10", unread)
+        .needs(&[Feature::Stdin]),
+    case!("closing the input twice, or after the end, does no harm", "C-15", close_twice)
+        .needs(&[Feature::Stdin]),
+];
+
+async fn none(kit: Kit) -> Verdict {
+    let ran = kit.run(["echo"]).await?.exited(0)?;
+    same!("what came back", ran.stdout, Vec::<u8>::new());
+    Ok(())
+}
+
+async fn bytes(kit: Kit) -> Verdict {
+    let given: Vec<u8> = pattern(3 << 20).into_iter().chain(*b"\r\n\0\x04\x1a\xff").collect();
+    let mut command = probe(["echo"]);
+    command.stdin = Stdin::Bytes(given.clone());
+    let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
+    same!("the number of bytes", ran.stdout.len(), given.len());
+    check!(ran.stdout == given, "expected the same bytes back, saw others");
+    Ok(())
+}
+
+async fn stream(kit: Kit) -> Verdict {
+    let mut command = probe(["echo"]);
+    command.stdin = Stdin::Stream;
+    let execution = kit.start(kit.spec(), command).await?;
+    let mut reader = execution.subscribe();
+    for piece in ["first ", "second ", "third"] {
+        execution.write_stdin(Data::from_static(piece.as_bytes())).await?;
+        heard(&mut reader, piece).await?;
+    }
+    execution.close_stdin().await?;
+    let ran = collect(execution.subscribe()).await?.exited(0)?;
+    same!("what came back", String::from_utf8_lossy(&ran.stdout), "first second third");
+    Ok(())
+}
+
+async fn unread(kit: Kit) -> Verdict {
+    let mut command = probe(["exit", "3"]);
+    command.stdin = Stdin::Bytes(pattern(4 << 20));
+    kit.run_with(kit.spec(), command).await?.exited(3)?;
+    Ok(())
+}
+
+async fn close_twice(kit: Kit) -> Verdict {
+    let mut command = probe(["echo"]);
+    command.stdin = Stdin::Stream;
+    let execution = kit.start(kit.spec(), command).await?;
+    execution.close_stdin().await?;
+    execution.close_stdin().await?;
+    collect(execution.subscribe()).await?.exited(0)?;
+    execution.close_stdin().await?;
+    Ok(())
+}

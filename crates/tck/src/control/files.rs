@@ -1,0 +1,110 @@
+//! Files without walls: paths are joined and used, links are followed wherever they lead.
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use bytes::Bytes as Data;
+use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPath};
+
+pub(super) struct PlainFiles {
+    root: PathBuf,
+}
+
+fn failed(path: &SandboxPath) -> impl FnOnce(std::io::Error) -> Error + '_ {
+    move |error| {
+        let code = [
+            (std::io::ErrorKind::NotFound, ErrorCode::NotFound),
+            (std::io::ErrorKind::InvalidInput, ErrorCode::Invalid),
+        ]
+        .into_iter()
+        .find_map(|(kind, code)| (error.kind() == kind).then_some(code))
+        .unwrap_or(ErrorCode::System);
+        Error::new(code, "use a file", format!("`{path}` cannot be used")).source(error)
+    }
+}
+
+fn entry(path: &Path) -> std::io::Result<Entry> {
+    let found = path.symlink_metadata()?;
+    let kind = match found.file_type() {
+        kind if kind.is_symlink() => EntryKind::Symlink,
+        kind if kind.is_dir() => EntryKind::Directory,
+        kind if kind.is_file() => EntryKind::File,
+        _ => EntryKind::Other,
+    };
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok(Entry { name, kind, size: found.len(), mode: found.permissions().mode() & 0o7777 })
+}
+
+impl PlainFiles {
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    pub(super) fn place(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn at(&self, path: &SandboxPath) -> PathBuf {
+        self.place(path.as_str())
+    }
+}
+
+fn read(path: &Path, offset: u64, most: u32) -> std::io::Result<Data> {
+    if !path.metadata()?.is_file() {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let mut file = std::fs::File::open(path)?;
+    file.seek(SeekFrom::Start(offset))?;
+    let mut data = Vec::new();
+    file.take(most.into()).read_to_end(&mut data)?;
+    Ok(data.into())
+}
+
+fn write(path: &Path, data: &[u8], append: bool) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.create(true).append(append).write(true).truncate(!append);
+    options.open(path)?.write_all(data)
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
+        Ok(_) => std::fs::remove_file(path),
+    }
+}
+
+#[async_trait]
+impl Files for PlainFiles {
+    async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
+        entry(&self.at(path)).map_err(failed(path))
+    }
+
+    async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
+        let entries = std::fs::read_dir(self.at(path)).map_err(failed(path))?.flatten();
+        entries.map(|found| entry(&found.path()).map_err(failed(path))).collect()
+    }
+
+    async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
+        read(&self.at(path), offset, most).map_err(failed(path))
+    }
+
+    async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
+        write(&self.at(path), &data, append).map_err(failed(path))
+    }
+
+    async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
+        std::fs::create_dir_all(self.at(path)).map_err(failed(path))
+    }
+
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        std::fs::rename(self.at(from), self.at(to)).map_err(failed(from))
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        remove(&self.at(path)).map_err(failed(path))
+    }
+}

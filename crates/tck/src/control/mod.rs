@@ -1,0 +1,164 @@
+//! A backend without any walls: plain processes of the host, which nonetheless declares every feature.
+//! Every case about walls has to fail on it; if one does not, the case proves nothing.
+//!
+//! Never for use. It is in no registry and its boundary is `none`.
+
+mod files;
+mod process;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use stockade_core::{
+    Admitted, Backend, BackendName, Boundary, Capabilities, Command, EffectiveLimits, Error,
+    ErrorCode, Feature, Files, Process, Result, Sandbox, SandboxId, Support, Workspace,
+};
+use tempfile::TempDir;
+
+use crate::{HostObserver, Observer, Subject};
+use files::PlainFiles;
+use process::Children;
+
+const NAME: BackendName = BackendName::literal("control");
+
+/// Cases about no walls that a plain process cannot pass either, and why.
+pub const CANNOT: &[(&str, &str)] = &[
+    ("a program is given a terminal of the size asked for", "it gives no terminal"),
+    ("a program sees its terminal's new size", "it gives no terminal"),
+    ("a snapshot of the files brings them back as they were", "it takes no snapshot"),
+    ("a snapshot holds no secret in its name", "it takes no snapshot"),
+    ("a full snapshot brings files back while the program goes on", "it takes no snapshot"),
+    ("nothing is left of a sandbox whose mount does not exist", "it mounts nothing"),
+    ("nothing is left after the engine's process was killed", "its processes outlive their engine"),
+];
+
+/// The control as a subject.
+#[derive(Clone, Default)]
+pub struct Control {
+    backend: Arc<Plain>,
+    engine: Option<PathBuf>,
+}
+
+impl Control {
+    /// With a program that takes the name of a subject and plays an engine process for it.
+    #[must_use]
+    pub fn with_engine_process(self, program: PathBuf) -> Self {
+        Self { engine: Some(program), ..self }
+    }
+}
+
+impl Subject for Control {
+    fn name(&self) -> String {
+        "control".into()
+    }
+
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.backend) as Arc<dyn Backend>
+    }
+
+    fn observer(&self) -> Arc<dyn Observer> {
+        Arc::new(HostObserver::default())
+    }
+
+    fn engine_process(&self) -> Option<std::process::Command> {
+        let mut process = std::process::Command::new(self.engine.as_ref()?);
+        process.arg("control");
+        Some(process)
+    }
+}
+
+#[derive(Default)]
+struct Plain {
+    sandboxes: Mutex<BTreeMap<SandboxId, Arc<NoWalls>>>,
+}
+
+impl Plain {
+    fn sandboxes(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<NoWalls>>> {
+        self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Backend for Plain {
+    fn name(&self) -> BackendName {
+        NAME
+    }
+
+    async fn probe(&self) -> Capabilities {
+        let nothing = Capabilities::none(NAME, Boundary::None);
+        Feature::ALL
+            .iter()
+            .fold(nothing, |all, feature| all.with(*feature, Support::full("mere assertion")))
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        let sandbox = Arc::new(NoWalls::new(id, admitted)?);
+        self.sandboxes().insert(id.clone(), Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        Ok(self.sandboxes().keys().cloned().collect())
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let sandbox = self.sandboxes().remove(id);
+        match sandbox {
+            Some(sandbox) => sandbox.children.end().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// A directory and a list of children: all that there is.
+struct NoWalls {
+    id: SandboxId,
+    files: PlainFiles,
+    children: Children,
+    _own: Option<TempDir>,
+}
+
+impl NoWalls {
+    fn new(id: &SandboxId, admitted: &Admitted) -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::new(ErrorCode::Invalid, "create", "the workspace cannot be used").source(error)
+        };
+        let (root, own) = match &admitted.spec().workspace {
+            Workspace::Local(path) => (path.as_path().canonicalize().map_err(failed)?, None),
+            Workspace::Ephemeral => {
+                let own = tempfile::tempdir().map_err(failed)?;
+                (own.path().to_owned(), Some(own))
+            }
+        };
+        let files = PlainFiles::new(root);
+        Ok(Self { id: id.clone(), files, children: Children::default(), _own: own })
+    }
+}
+
+#[async_trait]
+impl Sandbox for NoWalls {
+    fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    async fn spawn(&self, command: &Command, _limits: &EffectiveLimits) -> Result<Process> {
+        let dir = command.dir.as_ref().map_or(".", |dir| dir.as_str());
+        self.children.spawn(command, &self.files.place(dir)).await
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        Ok(&self.files)
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.children.signal_all(rustix::process::Signal::STOP);
+        Ok(())
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.children.signal_all(rustix::process::Signal::CONT);
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+//! What a case works with: an engine, directories and a mark of its own, the probe in the workspace,
+//! and somebody who looks from outside. A kit must never share anything with another one.
+
+mod ran;
+mod room;
+mod traces;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use stockade_core::{
+    Backend, Capabilities, Command, Feature, HostPath, SandboxSpec, Support, Workspace,
+};
+use stockade_engine::{Engine, EngineConfig, Execution};
+use tempfile::{TempDir, TempPath};
+
+pub use ran::Ran;
+pub(crate) use ran::{collect, heard};
+pub use room::Room;
+
+use crate::witness::Witness;
+use crate::{MARK, ProbeForm, Stop, Subject, Verdict};
+
+/// How long something may take that has to happen, but not at once.
+pub(crate) const SOON: Duration = Duration::from_secs(15);
+
+/// What a case works with. Clones are the same kit.
+#[derive(Clone)]
+pub struct Kit(Arc<Inner>);
+
+struct Inner {
+    subject: Arc<dyn Subject>,
+    capabilities: Capabilities,
+    shelf: Arc<Shelf>,
+    witness: Arc<Witness>,
+    engine: Engine,
+    mark: String,
+    base: TempDir,
+}
+
+/// A command that runs a verb of the probe.
+pub(crate) fn probe<'a>(args: impl AsRef<[&'a str]>) -> Command {
+    Command::program(["./probe"].iter().chain(args.as_ref()).copied())
+}
+
+impl Kit {
+    /// A kit for one case. `hidden` is a feature that the backend is made to lack.
+    pub(crate) async fn new(
+        subject: Arc<dyn Subject>,
+        capabilities: Capabilities,
+        shelf: Arc<Shelf>,
+        hidden: Option<Feature>,
+    ) -> Verdict<Self> {
+        let base = lay_out(&shelf)?;
+        let capabilities = hidden.into_iter().fold(capabilities, |rest, feature| {
+            rest.with(feature, Support::missing("hidden by the kit", "ask the kit to show it"))
+        });
+        let backend = subject.backend();
+        let witness = Arc::new(Witness::new(backend, capabilities.clone(), hidden));
+        let config = EngineConfig::at(base.path().join("state"));
+        let engine = Engine::open(config, vec![Arc::clone(&witness) as Arc<dyn Backend>]).await?;
+        let mark = format!("mark{}", random()?);
+        Ok(Self(Arc::new(Inner { subject, capabilities, shelf, witness, engine, mark, base })))
+    }
+
+    /// The same subject without this feature, with an engine of its own.
+    pub(crate) async fn hiding(&self, feature: Feature) -> Verdict<Self> {
+        let Inner { subject, capabilities, shelf, .. } = self.0.as_ref();
+        Self::new(Arc::clone(subject), capabilities.clone(), Arc::clone(shelf), Some(feature)).await
+    }
+
+    /// One more engine on the same state directory, set up as told.
+    pub(crate) async fn another_engine(
+        &self,
+        set_up: impl FnOnce(&mut EngineConfig),
+    ) -> Verdict<Engine> {
+        let mut config = EngineConfig::at(self.state());
+        set_up(&mut config);
+        Ok(Engine::open(config, vec![self.backend()]).await?)
+    }
+
+    /// Its engine.
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// The backend that is judged.
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.0.witness) as Arc<dyn Backend>
+    }
+
+    /// Who is judged.
+    pub fn subject(&self) -> &dyn Subject {
+        self.0.subject.as_ref()
+    }
+
+    /// Whether the probe is a real program, so that the host can be looked at too.
+    pub fn is_native(&self) -> bool {
+        matches!(self.0.subject.probe(), ProbeForm::Native(_))
+    }
+
+    /// A text that nothing else carries.
+    pub fn mark(&self) -> &str {
+        &self.0.mark
+    }
+
+    /// The engine's state directory.
+    pub fn state(&self) -> PathBuf {
+        self.0.base.path().join("state")
+    }
+
+    /// The host's side of a local workspace.
+    pub fn workspace(&self) -> PathBuf {
+        self.0.base.path().join("workspace")
+    }
+
+    /// A directory of the host that no sandbox was given.
+    pub fn outside(&self) -> PathBuf {
+        self.0.base.path().join("outside")
+    }
+
+    /// A directory of the host that holds nothing but the probe.
+    pub fn programs(&self) -> PathBuf {
+        self.0.base.path().join("programs")
+    }
+
+    /// Whether the backend declares a feature in full.
+    pub fn has(&self, feature: Feature) -> bool {
+        self.0.capabilities.has(feature)
+    }
+
+    /// What cases start from: the probe in the workspace, the mark in the environment.
+    pub fn spec(&self) -> SandboxSpec {
+        let mut spec = self.0.subject.spec();
+        if self.is_native() && self.has(Feature::LocalWorkspace) {
+            spec.workspace = host_path(&self.workspace()).map_or(spec.workspace, Workspace::Local);
+        }
+        spec.env.extend(MARK.parse().map(|name| (name, self.0.mark.clone())));
+        spec
+    }
+
+    /// Like `spec`, with a workspace that no other number has.
+    pub fn spec_apart(&self, number: usize) -> Verdict<SandboxSpec> {
+        let mut spec = self.spec();
+        if let Workspace::Local(_) = spec.workspace {
+            let own = self.0.base.path().join(format!("workspace-{number}"));
+            furnish(&own, Some(&self.0.shelf))?;
+            spec.workspace = Workspace::Local(host_path(&own)?);
+        }
+        Ok(spec)
+    }
+
+    /// Starts a command in a sandbox of its own.
+    pub async fn start(&self, spec: SandboxSpec, command: Command) -> Verdict<Execution> {
+        if self.carries_the_probe_in() {
+            return self.room_with(spec).await?.start(command).await;
+        }
+        Ok(self.engine().run(spec, command).await?)
+    }
+
+    /// Runs a verb of the probe in a sandbox of its own, to its end.
+    pub async fn run<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Ran> {
+        self.run_with(self.spec(), probe(verb)).await
+    }
+
+    /// Runs a command in a sandbox of its own, to its end.
+    pub async fn run_with(&self, spec: SandboxSpec, command: Command) -> Verdict<Ran> {
+        if self.carries_the_probe_in() {
+            return self.room_with(spec).await?.run_command(command).await;
+        }
+        let (_execution, follower) = self.engine().run_followed(spec, command).await?;
+        collect(follower).await
+    }
+
+    /// The facts an attempt of the probe printed.
+    pub async fn facts<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Value> {
+        self.run(verb).await?.facts()
+    }
+
+    /// A sandbox that stays.
+    pub async fn room(&self) -> Verdict<Room> {
+        self.room_with(self.spec()).await
+    }
+
+    /// A sandbox that stays, built as told.
+    pub async fn room_with(&self, spec: SandboxSpec) -> Verdict<Room> {
+        let id = self.engine().create(spec).await?;
+        let room = Room::new(self.clone(), id);
+        if let (true, ProbeForm::Native(bytes)) =
+            (self.carries_the_probe_in(), self.0.subject.probe())
+        {
+            room.carry_in("probe", bytes).await?;
+        }
+        Ok(room)
+    }
+
+    /// Whether there is no local workspace to put the probe into, so that it has to be carried in.
+    fn carries_the_probe_in(&self) -> bool {
+        self.is_native() && !self.has(Feature::LocalWorkspace)
+    }
+
+    /// Ends whatever is left.
+    pub(crate) async fn close(&self) -> Verdict {
+        Ok(self.engine().close().await?)
+    }
+}
+
+/// The directories of a kit. Open to everybody, because the guest may be any user.
+fn lay_out(shelf: &Shelf) -> Verdict<TempDir> {
+    let base = tempfile::Builder::new().prefix("stockade-tck-").tempdir()?;
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755))?;
+    furnish(&base.path().join("workspace"), Some(shelf))?;
+    furnish(&base.path().join("programs"), Some(shelf))?;
+    furnish(&base.path().join("outside"), None)?;
+    Ok(base)
+}
+
+/// A directory with the probe in it, if there is one to be carried in.
+fn furnish(directory: &Path, shelf: Option<&Shelf>) -> Verdict {
+    fs::create_dir(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o777))?;
+    let probe = shelf.and_then(|shelf| shelf.probe.as_ref());
+    Ok(probe.map_or(Ok(()), |probe| fs::hard_link(probe, directory.join("probe")))?)
+}
+
+/// The probe as a file, written before anything is started: a program that is still open for writing,
+/// be it in a child that is about to execute something else, cannot be executed.
+pub(crate) struct Shelf {
+    probe: Option<TempPath>,
+}
+
+impl Shelf {
+    pub(crate) fn new(form: ProbeForm) -> Verdict<Self> {
+        let ProbeForm::Native(bytes) = form else {
+            return Ok(Self { probe: None });
+        };
+        let mut file = tempfile::Builder::new().prefix("stockade-probe-").tempfile()?;
+        file.write_all(bytes)?;
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o755))?;
+        Ok(Self { probe: Some(file.into_temp_path()) })
+    }
+}
+
+pub(crate) fn host_path(path: &Path) -> Verdict<HostPath> {
+    Ok(HostPath::try_from(path.to_owned())?)
+}
+
+fn random() -> Verdict<String> {
+    let mut bytes = [0u8; 10];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Waits until the condition holds, for as long as anything may take.
+pub(crate) async fn eventually<F>(what: &str, mut holds: impl FnMut() -> F) -> Verdict
+where
+    F: Future<Output = Verdict>,
+{
+    let until = tokio::time::Instant::now() + SOON;
+    loop {
+        match holds().await {
+            Ok(()) => return Ok(()),
+            Err(Stop::Failed(why)) if tokio::time::Instant::now() > until => {
+                return Err(Stop::Failed(format!("{what} within {SOON:?}: {why}")));
+            }
+            Err(Stop::Failed(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(other) => return Err(other),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A sandbox that stays while a case works in it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes as Data;
+use serde_json::Value;
+use stockade_core::{Command, FilesExt, Sandbox, SandboxId, SandboxPath};
+use stockade_engine::Execution;
+
+use super::{Kit, Ran, collect, heard, probe};
+use crate::Verdict;
+
+/// How long a heart is listened to: many times its beat.
+const LISTEN: Duration = Duration::from_millis(500);
+const AGAIN: Duration = Duration::from_millis(25);
+
+/// A sandbox that stays until the case destroys it, or the kit ends.
+#[derive(Clone)]
+pub struct Room {
+    kit: Kit,
+    id: SandboxId,
+}
+
+impl Room {
+    pub(super) fn new(kit: Kit, id: SandboxId) -> Self {
+        Self { kit, id }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// The live sandbox: files, snapshots, pause.
+    pub fn sandbox(&self) -> Verdict<Arc<dyn Sandbox>> {
+        Ok(self.kit.engine().sandbox(&self.id)?)
+    }
+
+    /// Starts a command in it.
+    pub async fn start(&self, command: Command) -> Verdict<Execution> {
+        Ok(self.kit.engine().exec(&self.id, command).await?)
+    }
+
+    /// Starts a verb of the probe and waits until it has said `ready`.
+    pub async fn start_ready<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Execution> {
+        let execution = self.start(probe(verb)).await?;
+        heard(&mut execution.subscribe(), "ready\n").await?;
+        Ok(execution)
+    }
+
+    /// Runs a verb of the probe to its end.
+    pub async fn run<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Ran> {
+        self.run_command(probe(verb)).await
+    }
+
+    /// Runs a command to its end.
+    pub async fn run_command(&self, command: Command) -> Verdict<Ran> {
+        let (_execution, follower) = self.kit.engine().exec_followed(&self.id, command).await?;
+        collect(follower).await
+    }
+
+    /// The facts an attempt of the probe printed.
+    pub async fn facts<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Value> {
+        self.run(verb).await?.facts()
+    }
+
+    /// Destroys it.
+    pub async fn destroy(&self) -> Verdict {
+        Ok(self.kit.engine().destroy(&self.id).await?)
+    }
+
+    pub(super) async fn carry_in(&self, name: &str, bytes: &'static [u8]) -> Verdict {
+        let path: SandboxPath = name.parse()?;
+        Ok(self.sandbox()?.files()?.write_all(&path, Data::from_static(bytes)).await?)
+    }
+
+    /// Whether something inside still writes to this marker, as told by its size over many beats.
+    pub async fn beats(&self, marker: &str) -> Verdict<bool> {
+        let before = self.size(marker).await?;
+        let until = tokio::time::Instant::now() + LISTEN;
+        while tokio::time::Instant::now() < until {
+            tokio::time::sleep(AGAIN).await;
+            if self.size(marker).await? != before {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn size(&self, marker: &str) -> Verdict<Value> {
+        Ok(self.facts(["stat", marker]).await?["size"].clone())
+    }
+}

@@ -1,0 +1,139 @@
+//! Looking for what is left of a sandbox from outside, without asking the backend. An observer must
+//! never change anything.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stockade_core::SandboxId;
+
+/// Somebody who sees from outside what is left of a sandbox.
+pub trait Observer: Send + Sync {
+    /// What of this sandbox is still on the host: processes, mounts, cgroups, sockets, directories.
+    fn leftovers(&self, id: &SandboxId) -> Vec<String>;
+
+    /// What still carries this text, which the kit puts into the environment of everything it runs.
+    fn marked(&self, mark: &str) -> Vec<String>;
+}
+
+/// Scans the host: processes by arguments, environment and cgroup; mounts; cgroups; abstract sockets;
+/// and the names in the directories it was given.
+#[derive(Debug, Clone, Default)]
+pub struct HostObserver {
+    directories: Vec<PathBuf>,
+}
+
+/// How deep a cgroup hierarchy or a directory is searched.
+const DEPTH: usize = 8;
+
+impl HostObserver {
+    /// An observer that also looks into these directories: temporary files, run-time state.
+    pub fn new(directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self { directories: directories.into_iter().collect() }
+    }
+
+    fn search(&self, needle: &str) -> Vec<String> {
+        let mut found = processes(needle);
+        found.extend(mounts(needle));
+        found.extend(sockets(needle));
+        names(Path::new("/sys/fs/cgroup"), needle, DEPTH, &mut found);
+        for directory in &self.directories {
+            names(directory, needle, DEPTH, &mut found);
+        }
+        found
+    }
+}
+
+impl Observer for HostObserver {
+    fn leftovers(&self, id: &SandboxId) -> Vec<String> {
+        self.search(id.as_str())
+    }
+
+    fn marked(&self, mark: &str) -> Vec<String> {
+        self.search(mark)
+    }
+}
+
+fn holds(haystack: &[u8], needle: &str) -> bool {
+    haystack.windows(needle.len()).any(|part| part == needle.as_bytes())
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn processes(needle: &str) -> Vec<String> {
+    let told = |pid: u32| {
+        let from = ["cmdline", "environ", "cgroup"].into_iter().find(|file| {
+            fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|held| holds(&held, needle))
+        });
+        from.map(|file| format!("process {pid} (by its {file})"))
+    };
+    pids().filter(|pid| *pid != std::process::id()).filter_map(told).collect()
+}
+
+/// Mounts of every mount namespace there is, each looked at once.
+fn mounts(needle: &str) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for pid in pids() {
+        let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else { continue };
+        if !seen.insert(namespace) {
+            continue;
+        }
+        let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        let lines = table.lines().filter(|line| line.contains(needle));
+        found.extend(lines.map(|line| format!("mount seen by process {pid}: {line}")));
+    }
+    found
+}
+
+fn sockets(needle: &str) -> Vec<String> {
+    let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let lines = table.lines().filter(|line| line.contains(needle));
+    lines.map(|line| format!("socket: {line}")).collect()
+}
+
+fn names(directory: &Path, needle: &str, depth: usize, found: &mut Vec<String>) {
+    let Some(depth) = depth.checked_sub(1) else { return };
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().contains(needle) {
+            found.push(entry.path().display().to_string());
+        }
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names(&entry.path(), needle, depth, found);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_found_by_its_environment_and_gone_with_it() {
+        let mark = format!("observed{}", std::process::id());
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .env("STOCKADE_TEST_MARK", &mark)
+            .spawn()
+            .unwrap();
+        let observer = HostObserver::default();
+        let seen = observer.marked(&mark);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(seen.iter().any(|found| found.contains(&child.id().to_string())), "{seen:?}");
+        assert_eq!(observer.marked(&mark), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_directory_is_found_by_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let below = root.path().join("a/sandboxabc");
+        fs::create_dir_all(&below).unwrap();
+        let observer = HostObserver::new([root.path().to_owned()]);
+        let seen = observer.leftovers(&"sandboxabc".parse().unwrap());
+        assert_eq!(seen, [below.display().to_string()]);
+    }
+}

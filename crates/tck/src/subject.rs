@@ -1,0 +1,60 @@
+//! What the kit has to be told about a backend to judge it.
+
+use std::sync::Arc;
+
+use stockade_core::{Backend, BackendChoice, SandboxSpec};
+
+use crate::Observer;
+
+/// The variable that tells an engine process its state directory.
+pub const ENGINE_STATE: &str = "STOCKADE_TCK_STATE";
+/// The variable that tells an engine process a workspace with the probe in it.
+pub const ENGINE_WORKSPACE: &str = "STOCKADE_TCK_WORKSPACE";
+
+/// The variable that carries the kit's mark into everything it runs.
+pub const MARK: &str = "STOCKADE_TCK_MARK";
+
+/// How the probe gets to run inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeForm {
+    /// As these bytes of a static Linux executable.
+    Native(&'static [u8]),
+    /// The backend plays the probe itself; nothing is carried in.
+    Simulated,
+}
+
+/// A backend to be judged.
+pub trait Subject: Send + Sync {
+    /// What it is called in reports.
+    fn name(&self) -> String;
+
+    /// The backend: the same one each time, or a fresh one that shares nothing with the last.
+    fn backend(&self) -> Arc<dyn Backend>;
+
+    /// The form of the probe it takes.
+    fn probe(&self) -> ProbeForm {
+        ProbeForm::Native(probe_bytes())
+    }
+
+    /// Somebody who sees from outside what is left of a sandbox.
+    fn observer(&self) -> Arc<dyn Observer>;
+
+    /// The spec that cases start from: at least the backend's name.
+    fn spec(&self) -> SandboxSpec {
+        let backend = BackendChoice::Named(self.backend().name());
+        SandboxSpec { backend, ..SandboxSpec::default() }
+    }
+
+    /// A process that opens an engine on the directory in [`ENGINE_STATE`], builds a sandbox with the
+    /// workspace in [`ENGINE_WORKSPACE`] and the variable [`MARK`] with the value it has itself, starts
+    /// `./probe ignore-signals-then-sleep 60000`, prints the sandbox's id and a newline once it runs,
+    /// and waits. The kit kills it where it stands.
+    fn engine_process(&self) -> Option<std::process::Command> {
+        None
+    }
+}
+
+/// The probe as a static executable for this machine.
+pub fn probe_bytes() -> &'static [u8] {
+    include_bytes!(env!("STOCKADE_PROBE"))
+}

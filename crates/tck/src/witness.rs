@@ -1,0 +1,134 @@
+//! A backend in front of the one that is judged: it notes which sandboxes were asked for, and can hide
+//! one feature so that its refusal can be seen. It must never change what the other one answers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes as Data;
+use stockade_core::{
+    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Error, Feature, Files,
+    Process, ProcessControl, Result, Sandbox, SandboxId, SnapshotId, SnapshotKind, TerminalSize,
+};
+
+/// The backend in front.
+pub(crate) struct Witness {
+    backend: Arc<dyn Backend>,
+    capabilities: Capabilities,
+    created: Mutex<Vec<SandboxId>>,
+    hidden: Option<Feature>,
+}
+
+impl Witness {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        capabilities: Capabilities,
+        hidden: Option<Feature>,
+    ) -> Self {
+        Self { backend, capabilities, created: Mutex::default(), hidden }
+    }
+
+    /// Every sandbox that was ever asked for.
+    pub(crate) fn created(&self) -> Vec<SandboxId> {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[async_trait]
+impl Backend for Witness {
+    fn name(&self) -> BackendName {
+        self.backend.name()
+    }
+
+    async fn probe(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
+        let sandbox = self.backend.create(id, admitted).await?;
+        Ok(match self.hidden {
+            Some(hidden) => Arc::new(Lacking { sandbox, hidden }),
+            None => sandbox,
+        })
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        self.backend.list().await
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        self.backend.destroy(id).await
+    }
+}
+
+/// A sandbox that lacks one operation, as a backend that never had it would.
+struct Lacking {
+    sandbox: Arc<dyn Sandbox>,
+    hidden: Feature,
+}
+
+impl Lacking {
+    fn offer(&self, operation: &'static str, feature: Feature) -> Result<&dyn Sandbox> {
+        if self.hidden == feature {
+            return Err(Error::unsupported(operation, feature));
+        }
+        Ok(self.sandbox.as_ref())
+    }
+}
+
+#[async_trait]
+impl Sandbox for Lacking {
+    fn id(&self) -> &SandboxId {
+        self.sandbox.id()
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        let Process { events, control } = self.sandbox.spawn(command, limits).await?;
+        if self.hidden == Feature::Signals {
+            return Ok(Process { events, control: Arc::new(Deaf(control)) });
+        }
+        Ok(Process { events, control })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        self.offer("files", Feature::FileTransfer)?.files()
+    }
+
+    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
+        self.offer("snapshot", kind.feature())?.snapshot(kind).await
+    }
+
+    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
+        self.offer("restore", Feature::FilesSnapshot)?.restore(snapshot).await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.offer("pause", Feature::Pause)?.pause().await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.offer("resume", Feature::Pause)?.resume().await
+    }
+}
+
+/// The control of a process that signals do not reach.
+struct Deaf(Arc<dyn ProcessControl>);
+
+#[async_trait]
+impl ProcessControl for Deaf {
+    async fn kill(&self) -> Result<()> {
+        self.0.kill().await
+    }
+
+    async fn write_stdin(&self, data: Data) -> Result<()> {
+        self.0.write_stdin(data).await
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.0.close_stdin().await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.0.resize(size).await
+    }
+}
