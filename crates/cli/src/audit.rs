@@ -3,7 +3,8 @@
 use clap::{Args, Subcommand};
 use stockade_core::{Ending, Error, ErrorCode, JobId, Outcome, Result, TenantName, Workspace};
 use stockade_engine::{
-    Break, Damage, Event, Filter, Job, Journal, JournalOptions, Record, StateDir, Verdict,
+    Break, Damage, Event, Filter, Job, Journal, JournalOptions, Record, StateDir, Timestamp,
+    Verdict,
 };
 
 use crate::config::Settings;
@@ -58,25 +59,28 @@ fn list(journal: &Journal, tenant: Option<TenantName>, printer: &Printer) -> Res
         printer.note("nothing was run yet");
         return Ok(0);
     }
-    let mut table = Table::new(["JOB", "STARTED", "TENANT", "BACKEND", "RESULT", "COMMAND"]);
+    let mut table = Table::new(["JOB", "STARTED (UTC)", "TENANT", "RESULT", "COMMAND"]).cut();
     jobs.iter().filter_map(row).for_each(|row| table.row(row));
     printer.data(&table.render(printer));
     Ok(0)
 }
 
-fn row(job: &Job) -> Option<[Cell; 6]> {
-    let Event::Started { job: id, tenant, backend, command, .. } = &job.started.event else {
+fn row(job: &Job) -> Option<[Cell; 5]> {
+    let Event::Started { job: id, tenant, command, .. } = &job.started.event else {
         return None;
     };
     let (tone, result) = result(job);
     Some([
         Cell::plain(id.as_str()),
-        Cell::plain(job.started.time.to_string()),
+        Cell::plain(to_the_second(job.started.time)),
         Cell::plain(tenant.as_str()),
-        Cell::plain(backend.as_str()),
         Cell::toned(tone, result),
         Cell::plain(line(command)),
     ])
+}
+
+fn to_the_second(time: Timestamp) -> String {
+    time.to_string().chars().take(19).collect::<String>().replace('T', " ")
 }
 
 /// How a job ended, in a word or two.

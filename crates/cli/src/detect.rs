@@ -8,6 +8,9 @@ use crate::printer::{Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};
 
+/// What takes its time.
+pub const MEASURING: &str = "measuring what each backend can do";
+
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct DetectArgs {
@@ -25,7 +28,8 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
         BackendChoice::Auto => true,
         BackendChoice::Named(name) => capabilities.backend == *name,
     };
-    let measured: Vec<_> = engine.detect().await.into_iter().filter(wanted).collect();
+    let measured: Vec<_> =
+        printer.patiently(MEASURING, engine.detect()).await.into_iter().filter(wanted).collect();
     engine.close().await?;
     if printer.is_json() {
         printer.json(&measured);

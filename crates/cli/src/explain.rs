@@ -8,6 +8,7 @@ use stockade_engine::{Choice, Selection};
 use crate::args::SpecArgs;
 use crate::command::CommandArgs;
 use crate::config::Settings;
+use crate::detect::MEASURING;
 use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};
@@ -37,7 +38,7 @@ pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let mut spec = args.spec.spec(workspace, &settings)?;
     args.command.adjust(&mut spec);
     let engine = registry::engine(&settings, &spec.backend).await?;
-    let selection = engine.explain(&spec).await;
+    let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
     let measured = engine.detect().await;
     engine.close().await?;
     let taken = measured.iter().find(|one| Some(&one.backend) == selection.chosen.as_ref());

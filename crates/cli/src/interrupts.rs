@@ -46,6 +46,14 @@ impl Interrupts {
         Signal(kind.as_raw_value())
     }
 
+    /// Does something, unless a signal comes first.
+    pub async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
+        tokio::select! {
+            done = work => Ok(done),
+            signal = self.next() => Err(signal),
+        }
+    }
+
     /// Passes the first signal on; returns when the program has to be ended for good.
     pub async fn conduct(&mut self, program: &impl Control) -> Signal {
         let first = self.next().await;

@@ -50,7 +50,7 @@ fn dispatch(cli: Cli) -> i32 {
 async fn command(verb: Verb, printer: &Printer) -> Result<i32> {
     match verb {
         Verb::Run(args) => run::run(args, printer).await,
-        Verb::Create(args) => lasting::create::create(args, printer),
+        Verb::Create(args) => lasting::create::create(args, printer).await,
         Verb::Exec(args) => lasting::exec::exec(args, printer).await,
         Verb::Shell(args) => lasting::shell::shell(args, printer).await,
         Verb::Cp(args) => lasting::cp::cp(&args, printer).await,

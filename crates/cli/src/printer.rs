@@ -2,6 +2,7 @@
 //! error. It never colours what is piped, and a reader who went away is no error.
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
@@ -9,6 +10,9 @@ use stockade_core::Error;
 
 /// The exit code of stockade's own failures.
 pub const OWN_ERROR: i32 = 125;
+
+/// After this a person wants to know what is going on.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Decides what is shown.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +100,19 @@ impl Printer {
     pub fn note(&self, text: &str) {
         let line = format!("stockade: {}\n", without_numbers(text));
         let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+
+    /// Waits for something, and tells a person who waits with it for more than a second what for.
+    pub async fn patiently<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(PATIENCE) => {}
+        }
+        if std::io::stderr().is_terminal() {
+            self.note(&format!("{what} …"));
+        }
+        work.await
     }
 
     /// Shows an error; answers the exit code.

@@ -42,15 +42,24 @@ pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
         capture::check(&spec, &command)?;
     }
     if args.detach {
-        return lasting::create::detached(spec, command, printer);
+        return lasting::create::detached(spec, command, printer).await;
     }
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
-    let engine = registry::engine(&settings, &spec.backend).await?;
+    let opened = printer.patiently(
+        "looking for what earlier commands left",
+        registry::engine(&settings, &spec.backend),
+    );
+    let engine = match interrupts.unless(opened).await {
+        Ok(engine) => engine?,
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
+    };
     let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
-    let (execution, follower) = tokio::select! {
-        started = engine.run_followed(spec.clone(), command.clone()) => started?,
-        signal = interrupts.next() => {
+    let starting = printer
+        .patiently("building the sandbox", engine.run_followed(spec.clone(), command.clone()));
+    let (execution, follower) = match interrupts.unless(starting).await {
+        Ok(started) => started?,
+        Err(signal) => {
             engine.close().await?;
             return Ok(interrupts::exit_code(signal));
         }

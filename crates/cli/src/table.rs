@@ -1,11 +1,11 @@
-//! Tables that fit the terminal: every column as wide as it needs, the last one wrapped into what is
-//! left. Where nobody looks, nothing is wrapped, so that lines can be searched.
+//! Tables that fit the terminal: every column as wide as it needs, the last one wrapped or cut to
+//! what is left. Where nobody looks, nothing is, so that lines can be searched.
 
 use crate::printer::{Printer, Tone};
 
 const GAP: usize = 2;
 /// The last column never gets narrower than this, however narrow the terminal.
-const NARROWEST: usize = 20;
+const NARROWEST: usize = 12;
 
 /// One cell: lines of text, and the tone of all of them.
 #[derive(Debug, Clone)]
@@ -18,6 +18,7 @@ pub struct Cell {
 #[derive(Debug)]
 pub struct Table<const N: usize> {
     rows: Vec<[Cell; N]>,
+    fit: fn(&str, usize) -> Vec<String>,
 }
 
 impl Cell {
@@ -52,7 +53,13 @@ fn printable(line: &str) -> String {
 impl<const N: usize> Table<N> {
     /// An empty table with these heads.
     pub fn new(head: [&str; N]) -> Self {
-        Self { rows: vec![head.map(|text| Cell::toned(Tone::Head, text))] }
+        Self { rows: vec![head.map(|text| Cell::toned(Tone::Head, text))], fit: wrap }
+    }
+
+    /// One line for each row, whatever the last column holds.
+    #[must_use]
+    pub fn cut(self) -> Self {
+        Self { fit: cut, ..self }
     }
 
     /// Adds a row.
@@ -65,7 +72,16 @@ impl<const N: usize> Table<N> {
         let widths = self.widths();
         let before: usize = widths[..N.saturating_sub(1)].iter().map(|width| width + GAP).sum();
         let room = printer.width().map(|width| width.saturating_sub(before).max(NARROWEST));
-        self.rows.iter().map(|row| render_row(row, &widths, room, printer)).collect()
+        let fitted = self.rows.iter().map(|row| self.fitted(row, room));
+        fitted.map(|row| render_row(&row, &widths, printer)).collect()
+    }
+
+    fn fitted(&self, row: &[Cell; N], room: Option<usize>) -> [Cell; N] {
+        let mut cells = row.clone();
+        if let (Some(room), Some(last)) = (room, cells.last_mut()) {
+            last.lines = last.lines.iter().flat_map(|line| (self.fit)(line, room)).collect();
+        }
+        cells
     }
 
     fn widths(&self) -> [usize; N] {
@@ -73,16 +89,7 @@ impl<const N: usize> Table<N> {
     }
 }
 
-fn render_row<const N: usize>(
-    row: &[Cell; N],
-    widths: &[usize; N],
-    room: Option<usize>,
-    printer: &Printer,
-) -> String {
-    let mut cells = row.clone();
-    if let (Some(room), Some(last)) = (room, cells.last_mut()) {
-        last.lines = last.lines.iter().flat_map(|line| wrap(line, room)).collect();
-    }
+fn render_row<const N: usize>(cells: &[Cell; N], widths: &[usize; N], printer: &Printer) -> String {
     let height = cells.iter().map(|cell| cell.lines.len()).max().unwrap_or(0);
     let mut text = String::new();
     for line in 0..height {
@@ -97,6 +104,14 @@ fn render_row<const N: usize>(
         text.push('\n');
     }
     text
+}
+
+/// The beginning of a line, and a sign that there is more.
+fn cut(line: &str, room: usize) -> Vec<String> {
+    match line.char_indices().nth(room) {
+        None => vec![line.to_owned()],
+        Some(_) => vec![line.chars().take(room.saturating_sub(1)).chain(['…']).collect()],
+    }
 }
 
 /// Breaks a line between words; a word that is too long stands alone and is broken where it must.
@@ -130,6 +145,12 @@ mod tests {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
         assert_eq!(wrap("", 5), [""]);
+    }
+
+    #[test]
+    fn lines_that_are_cut_fill_the_room_exactly() {
+        assert_eq!(cut("abcd", 4), ["abcd"]);
+        assert_eq!(cut("abcde", 4), ["abc…"]);
     }
 
     #[test]

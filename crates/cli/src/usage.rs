@@ -13,18 +13,16 @@ const USAGE: &str = "usage";
 
 /// Shows help and version as they are, everything else as an error; answers the exit code.
 pub fn report(error: &clap::Error) -> i32 {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader who has seen enough is no failure.
-            let _ = error.print();
-            0
-        }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
-            OWN_ERROR
-        }
-        _ => Printer::new(wants_json()).error(&told(error)),
+    if !error.use_stderr() {
+        // A reader who has seen enough is no failure.
+        let _ = error.print();
+        return 0;
     }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
+        return OWN_ERROR;
+    }
+    Printer::new(wants_json()).error(&told(error))
 }
 
 /// The parser failed, so whether JSON was asked for has to be seen here.
@@ -38,11 +36,11 @@ fn told(error: &clap::Error) -> Error {
         return Error::new(ErrorCode::Invalid, USAGE, message);
     }
     let rendered = error.render().to_string();
-    let mut paragraphs = rendered.split("\n\n");
-    let first = paragraphs.next().unwrap_or_default();
+    let first = rendered.split("\n\n").next().unwrap_or_default();
     let message = one_line(first.strip_prefix("error: ").unwrap_or(first));
-    let tip = paragraphs
-        .filter_map(|paragraph| paragraph.trim_start().strip_prefix("tip: "))
+    let tip = rendered
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("tip: "))
         .map(one_line)
         // That a flag nobody knows could be an argument helps nobody who mistyped it.
         .find(|tip| !tip.starts_with("to pass "));

@@ -1,6 +1,8 @@
 //! Where settings come from: files, environment, flags, later ones over earlier ones, and never the
 //! workspace.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! `stockade cp`, in and out, with trees that are honest and trees that are not.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::fs;

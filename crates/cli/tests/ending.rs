@@ -1,5 +1,7 @@
 //! Ends that come from outside: signals, closed pipes. Nothing is left in any case.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::process::Stdio;

@@ -1,6 +1,8 @@
 //! Sandboxes that live on after the command that made them, used by real processes one after the
 //! other and at the same time.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::fs;

@@ -1,6 +1,8 @@
 //! How lasting sandboxes come to an end: by wish, by time, by death of whoever held them. Nothing is
 //! left in any case.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::io::Write;

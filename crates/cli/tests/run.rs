@@ -1,5 +1,7 @@
 //! `stockade run`: what comes out, what it ends with, and what the command finds inside.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::io::Write;

@@ -1,5 +1,7 @@
 //! `stockade shell`: a terminal in a sandbox that lives on, or in a fresh one.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use common::lasting::Lasting;

@@ -1,5 +1,7 @@
 //! `-t`: a terminal inside, the caller's own raw for as long and as before afterwards.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use common::screen::Screen;
@@ -64,6 +66,12 @@ fn colours_are_shown_on_a_terminal_unless_they_are_not_wanted() {
     let child = screen.start(&place, &["detect"]);
     screen.until("\x1b[32mavailable");
     screen.until("full-snapshot");
-    screen.until("remedy");
+    assert_eq!(wait(child).code, 0);
+    let mut screen = Screen::new();
+    let mut command = place.command(&["detect"]);
+    command.env("NO_COLOR", "1");
+    let child = screen.start_with(command);
+    screen.until("native: available");
+    screen.until("full-snapshot");
     assert_eq!(wait(child).code, 0);
 }

@@ -60,22 +60,26 @@ impl FromStr for End {
 pub async fn cp(args: &CpArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let summary = match (&args.source, &args.target) {
+    let summary = printer.patiently("copying", copy(args, &place)).await?;
+    show(&summary, printer);
+    Ok(0)
+}
+
+async fn copy(args: &CpArgs, place: &Place) -> Result<Summary> {
+    match (&args.source, &args.target) {
         (End::Here(source), End::There(id, target)) => {
             let mut guest = Guest::new(place.reach(id, CP).await?);
             let mut summary = inward::copy(source, &mut guest, target).await?;
-            keep_executable(&place, id, &mut summary).await?;
-            summary
+            keep_executable(place, id, &mut summary).await?;
+            Ok(summary)
         }
         (End::There(id, source), End::Here(target)) => {
             let mut guest = Guest::new(place.reach(id, CP).await?);
-            outward::copy(&mut guest, source, target, args.max_size).await?
+            outward::copy(&mut guest, source, target, args.max_size).await
         }
-        (End::Here(_), End::Here(_)) => return Err(one_side("neither side names a sandbox")),
-        (End::There(..), End::There(..)) => return Err(one_side("both sides name a sandbox")),
-    };
-    show(&summary, printer);
-    Ok(0)
+        (End::Here(_), End::Here(_)) => Err(one_side("neither side names a sandbox")),
+        (End::There(..), End::There(..)) => Err(one_side("both sides name a sandbox")),
+    }
 }
 
 /// The file operations write data only, so programs are made executable by a program of the sandbox.

@@ -32,13 +32,13 @@ pub struct LifeArgs {
 }
 
 /// Makes the sandbox and prints its id.
-pub fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
+pub async fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
     let workspace = args.spec.workspace()?;
     let settings = Settings::load(Some(&workspace), printer)?;
     let spec = args.spec.spec(workspace, &settings)?;
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
-    let ready = launch(&Order { spec, idle, lifetime, command: None })?;
+    let ready = launch(Order { spec, idle, lifetime, command: None }, printer).await?;
     if printer.is_json() {
         printer.json(&json!({ "sandbox": ready.id, "idle": idle, "lifetime": lifetime }));
     } else {
@@ -48,14 +48,14 @@ pub fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
 }
 
 /// Runs a command in a sandbox that ends with it, and does not wait for that.
-pub fn detached(spec: SandboxSpec, command: Command, printer: &Printer) -> Result<i32> {
+pub async fn detached(spec: SandboxSpec, command: Command, printer: &Printer) -> Result<i32> {
     if command.stdin != stockade_core::Stdin::None {
         let message = "--detach leaves nobody to type: it excludes -i and -t";
         return Err(Error::new(ErrorCode::Invalid, "run", message)
             .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
     }
     let order = Order { spec, idle: None, lifetime: None, command: Some(command) };
-    let ready = launch(&order)?;
+    let ready = launch(order, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {
             printer.json(&json!({ "sandbox": ready.id, "job": ready.job }));

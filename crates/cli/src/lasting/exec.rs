@@ -31,6 +31,8 @@ const GOODBYE: Duration = Duration::from_secs(7);
 
 /// What to run, and where.
 #[derive(Debug, Args)]
+#[command(override_usage = "stockade exec [OPTIONS] ID -- CMD [ARGS]...\n       \
+                            stockade exec [OPTIONS] ID --shell LINE")]
 pub struct ExecArgs {
     /// The sandbox.
     #[arg(value_name = "ID")]

@@ -30,7 +30,8 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     let ids = if args.all { everything(&place)? } else { args.ids.clone() };
     let (mut ended, mut code) = (Vec::new(), 0);
     for id in ids {
-        match end(&place, &settings, &id, KILL).await {
+        let ending = end(&place, &settings, &id, KILL);
+        match printer.patiently("waiting until nothing is left", ending).await {
             Ok(Found::Nothing) if !args.all => code = printer.error(&unknown(KILL, &id)),
             Ok(_) => ended.push(id),
             Err(error) => code = printer.error(&error),

@@ -9,13 +9,22 @@ use stockade_core::{Error, ErrorCode, Result};
 
 use super::message::{Order, Ready, Status};
 use super::{VERB, inherit};
+use crate::printer::Printer;
 
 const CREATE: &str = "create";
 /// The longest answer: an error with every refusal there could be.
 const MAX_STATUS: u64 = 1 << 20;
 
 /// Starts a supervisor and waits until its sandbox stands. If this process ends before, so does it.
-pub fn launch(order: &Order) -> Result<Ready> {
+pub async fn launch(order: Order, printer: &Printer) -> Result<Ready> {
+    let launching = tokio::task::spawn_blocking(move || launch_now(&order));
+    match printer.patiently("building the sandbox", launching).await {
+        Ok(launched) => launched,
+        Err(join) => Err(failed("its supervisor cannot be waited for").source(join)),
+    }
+}
+
+fn launch_now(order: &Order) -> Result<Ready> {
     let json = serde_json::to_vec(order)
         .map_err(|error| failed("the order cannot be written").source(error))?;
     let mut child =

@@ -133,18 +133,16 @@ fn show(rows: &[Row], quiet: bool, printer: &Printer) {
     if quiet {
         return rows.iter().for_each(|row| printer.data(&format!("{}\n", row.lease.sandbox)));
     }
-    let heads = ["ID", "BACKEND", "TENANT", "STATE", "AGE", "PID", "LABELS", "RUNNING"];
-    let mut table = Table::new(heads);
+    let mut table = Table::new(["ID", "BACKEND", "TENANT", "STATE", "AGE", "PID", "RUNNING"]);
     rows.iter().for_each(|row| table.row(cells(row)));
     printer.data(&table.render(printer));
 }
 
-fn cells(row: &Row) -> [Cell; 8] {
+fn cells(row: &Row) -> [Cell; 7] {
     let state = match row.state {
         State::Alive => Cell::toned(Tone::Good, "alive"),
         State::Stale => Cell::toned(Tone::Bad, "stale"),
     };
-    let labels = row.lease.labels.iter().map(|(key, value)| format!("{key}={value}"));
     [
         Cell::plain(&row.lease.sandbox),
         Cell::plain(&row.lease.backend),
@@ -152,20 +150,26 @@ fn cells(row: &Row) -> [Cell; 8] {
         state,
         Cell::plain(age(row.age_seconds)),
         Cell::plain(row.lease.pid.to_string()),
-        Cell::plain(labels.collect::<Vec<_>>().join(",")),
-        Cell::lines(running(row)),
+        Cell::lines(running(row).into_iter().chain(labels(row)).collect()),
     ]
 }
 
 fn running(row: &Row) -> Vec<String> {
     let running = row.jobs.iter().filter(|job| job.running);
-    let lines: Vec<_> = running.map(|job| format!("{}: {}", job.job, job.command)).collect();
+    let lines: Vec<_> = running.map(|job| format!("{} (job {})", job.command, job.job)).collect();
     match &row.owner {
         _ if !lines.is_empty() => lines,
         Some(owner) => vec![owner.clone()],
         None if row.lasting => vec!["(idle)".into()],
         None => vec![String::new()],
     }
+}
+
+/// Below what runs, since there may be any number of them.
+fn labels(row: &Row) -> Option<String> {
+    let labels = row.lease.labels.iter().map(|(key, value)| format!("{key}={value}"));
+    let labels: Vec<_> = labels.collect();
+    (!labels.is_empty()).then(|| format!("labels: {}", labels.join(" ")))
 }
 
 /// For people: nothing is decided by it.

@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::Child;
+use std::process::{Child, Command};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
@@ -43,7 +43,10 @@ impl Screen {
     }
 
     pub fn start(&self, place: &Place, args: &[&str]) -> Child {
-        let mut command = place.command(args);
+        self.start_with(place.command(args))
+    }
+
+    pub fn start_with(&self, mut command: Command) -> Child {
         command.env("TERM", "xterm-test");
         command.stdin(self.far.try_clone().unwrap()).stdout(self.far.try_clone().unwrap());
         command.stderr(self.far.try_clone().unwrap()).spawn().unwrap()
