@@ -20,15 +20,21 @@ pub struct Captured {
 pub struct Report {
     job: JobId,
     sandbox: SandboxId,
+    #[serde(skip_serializing_if = "Option::is_none")]
     backend: Option<BackendName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     boundary: Option<Boundary>,
-    outcome: Outcome,
+    /// Absent while it runs.
+    outcome: Option<Outcome>,
     stdout: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     stdout_base64: Option<String>,
     stderr: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     stderr_base64: Option<String>,
+    /// Output that is no longer there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing_bytes: Option<u64>,
 }
 
 /// Refuses what one object at the end cannot serve: a terminal, and output without a bound.
@@ -61,18 +67,28 @@ impl Captured {
 
     /// The object.
     pub fn report(self, run: &Watcher, choice: Option<Choice>, outcome: Outcome) -> Report {
+        Report {
+            backend: choice.as_ref().map(|choice| choice.backend.clone()),
+            boundary: choice.map(|choice| choice.boundary),
+            ..self.report_of(run.job(), run.sandbox(), Some(outcome))
+        }
+    }
+
+    /// The same for a program of a sandbox that was there before.
+    pub fn report_of(self, job: &JobId, sandbox: &SandboxId, outcome: Option<Outcome>) -> Report {
         let (stdout, stdout_base64) = text(self.stdout);
         let (stderr, stderr_base64) = text(self.stderr);
         Report {
-            job: run.job().clone(),
-            sandbox: run.sandbox().clone(),
-            backend: choice.as_ref().map(|choice| choice.backend.clone()),
-            boundary: choice.map(|choice| choice.boundary),
+            job: job.clone(),
+            sandbox: sandbox.clone(),
+            backend: None,
+            boundary: None,
             outcome,
             stdout,
             stdout_base64,
             stderr,
             stderr_base64,
+            missing_bytes: None,
         }
     }
 }

@@ -6,6 +6,15 @@ use crate::audit::AuditArgs;
 use crate::completions::CompletionsArgs;
 use crate::detect::DetectArgs;
 use crate::explain::ExplainArgs;
+use crate::lasting::VERB;
+use crate::lasting::cp::CpArgs;
+use crate::lasting::create::CreateArgs;
+use crate::lasting::exec::ExecArgs;
+use crate::lasting::kill::KillArgs;
+use crate::lasting::logs::LogsArgs;
+use crate::lasting::ps::PsArgs;
+use crate::lasting::rm::RmArgs;
+use crate::lasting::shell::ShellArgs;
 use crate::run::RunArgs;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
@@ -30,6 +39,24 @@ pub enum Verb {
     /// stockade itself failed, 126 and 127 when it could not be executed or found, 128 + n when a
     /// signal ended it.
     Run(RunArgs),
+    /// Make a sandbox that lives on, and print its id.
+    Create(CreateArgs),
+    /// Run one more command in a sandbox that lives on.
+    Exec(ExecArgs),
+    /// Open a shell in a sandbox that lives on, or in a fresh one.
+    Shell(ShellArgs),
+    /// Copy files and directories into a sandbox or out of it.
+    Cp(CpArgs),
+    /// List the sandboxes of every stockade process of this user.
+    Ps(PsArgs),
+    /// Show what a command in a sandbox has written.
+    Logs(LogsArgs),
+    /// End sandboxes at once, with everything in them.
+    Kill(KillArgs),
+    /// Clear away sandboxes that nobody uses.
+    Rm(RmArgs),
+    #[command(name = VERB, hide = true)]
+    Supervise,
     /// Show what each backend was measured to have on this host.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.

@@ -5,23 +5,24 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use stockade_core::{Error, ErrorCode, Result};
-use stockade_engine::Watcher;
 use tokio::sync::mpsc;
+
+use crate::attend::Control;
 
 /// Pieces read ahead of the program.
 const AHEAD: usize = 4;
 const PIECE: usize = 64 * 1024;
 
 /// Passes standard input on until it ends or nobody wants more.
-pub async fn feed(execution: &Watcher) -> Result<Infallible> {
+pub async fn feed(program: &impl Control) -> Result<Infallible> {
     let mut pieces = start()?;
     while let Some(piece) = pieces.recv().await {
         // A program need not read its input.
-        if execution.write_stdin(piece).await.is_err() {
+        if program.write_stdin(piece).await.is_err() {
             break;
         }
     }
-    let _ = execution.close_stdin().await;
+    let _ = program.close_stdin().await;
     std::future::pending().await
 }
 

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use stockade_core::{Error, ErrorCode, Result, Signal};
-use stockade_engine::Watcher;
 use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
+
+use crate::attend::Control;
 
 /// How long a program may take to end after it was asked.
 const GRACE: Duration = Duration::from_secs(2);
@@ -54,10 +55,10 @@ impl Interrupts {
     }
 
     /// Passes the first signal on; returns when the program has to be ended for good.
-    pub async fn conduct(&mut self, execution: &Watcher) -> Signal {
+    pub async fn conduct(&mut self, program: &impl Control) -> Signal {
         let first = self.next().await;
         // A program that has not started or has ended needs no signal: its end comes by itself.
-        let _ = execution.signal(first).await;
+        let _ = program.signal(first).await;
         tokio::select! {
             second = self.next() => second,
             () = tokio::time::sleep(GRACE) => first,

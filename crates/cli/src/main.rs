@@ -2,6 +2,7 @@
 //! a command does is in its own file.
 
 mod args;
+mod attend;
 mod audit;
 mod capture;
 mod cli;
@@ -13,6 +14,7 @@ mod env;
 mod explain;
 mod input;
 mod interrupts;
+mod lasting;
 mod output;
 mod printer;
 mod reasons;
@@ -48,6 +50,15 @@ fn dispatch(cli: Cli) -> i32 {
 async fn command(verb: Verb, printer: &Printer) -> Result<i32> {
     match verb {
         Verb::Run(args) => run::run(args, printer).await,
+        Verb::Create(args) => lasting::create::create(args, printer).await,
+        Verb::Exec(args) => lasting::exec::exec(args, printer).await,
+        Verb::Shell(args) => lasting::shell::shell(args, printer).await,
+        Verb::Cp(args) => lasting::cp::cp(&args, printer).await,
+        Verb::Ps(args) => lasting::ps::ps(&args, printer).await,
+        Verb::Logs(args) => lasting::logs::logs(&args, printer).await,
+        Verb::Kill(args) => lasting::kill::kill(&args, printer).await,
+        Verb::Rm(args) => lasting::rm::rm(&args, printer).await,
+        Verb::Supervise => lasting::supervisor::supervise(printer).await,
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Audit(args) => audit::audit(args, printer),

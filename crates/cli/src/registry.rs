@@ -8,9 +8,17 @@ use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Resul
 use stockade_engine::Engine;
 
 use crate::config::Settings;
+use crate::lasting;
 
-/// An engine with every backend there is. The mock is there only for who names it: it has no walls.
+/// An engine with every backend there is. What dead ones left is gone when it is open.
 pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+    let engine = Engine::open(settings.engine()?, backends(choice)?).await?;
+    lasting::sweep(&settings.state_dir()?);
+    Ok(engine)
+}
+
+/// Every backend there is. The mock is there only for who names it: it has no walls.
+pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
     let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Native::new())];
     if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
         backends.push(Arc::new(simulation()));
@@ -20,7 +28,7 @@ pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engin
     {
         return Err(unknown(name, &backends));
     }
-    Engine::open(settings.engine()?, backends).await
+    Ok(backends)
 }
 
 fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {

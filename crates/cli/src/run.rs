@@ -1,26 +1,20 @@
 //! `stockade run`: one command in a sandbox of its own, of which nothing is left when this returns.
 
-use std::convert::Infallible;
-
 use clap::Args;
-use stockade_core::{Command, Outcome, Result, SandboxSpec, Signal, Stdin};
-use stockade_engine::{Choice, Engine, Execution, OutputEvent, Subscription};
-use tokio::signal::unix::{SignalKind, signal};
+use stockade_core::{Command, Result, SandboxSpec};
+use stockade_engine::{Choice, Engine, Execution, Subscription};
 
 use crate::args::SpecArgs;
+use crate::attend::{End, attend, collect, conclude, relay};
 use crate::capture::{self, Captured};
 use crate::command::CommandArgs;
 use crate::config::Settings;
-use crate::input;
 use crate::interrupts::{self, Interrupts};
-use crate::output::{Output, Stop};
+use crate::lasting;
+use crate::output::Output;
 use crate::printer::Printer;
-use crate::reasons::reasons;
 use crate::registry;
 use crate::terminal::{self, Raw};
-
-/// What a command that writes to a closed pipe ends with everywhere.
-const CLOSED_PIPE: i32 = 128 + 13;
 
 /// What to run and in what.
 #[derive(Debug, Args)]
@@ -29,18 +23,12 @@ const CLOSED_PIPE: i32 = 128 + 13;
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
+    /// Do not wait: print the sandbox's id and the job's, and let the command run on. The sandbox
+    /// ends with it.
+    #[arg(long, help_heading = "Command")]
+    detach: bool,
     #[command(flatten)]
     command: CommandArgs,
-}
-
-/// How it came to an end.
-enum End {
-    /// By itself, or by a limit.
-    Over(Outcome),
-    /// The caller would not wait any longer.
-    Forced(Signal),
-    /// Nobody reads the output any more.
-    Unread,
 }
 
 /// Runs the command; answers its exit code.
@@ -52,6 +40,9 @@ pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
     args.command.adjust(&mut spec);
     if printer.is_json() {
         capture::check(&spec, &command)?;
+    }
+    if args.detach {
+        return lasting::create::detached(spec, command, printer).await;
     }
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
@@ -80,6 +71,12 @@ pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
     session.streamed(printer).await
 }
 
+/// Runs a program on this terminal in a fresh sandbox; answers its exit code.
+pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
+    let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
+    run(RunArgs { spec, detach: false, command }, printer).await
+}
+
 struct Session {
     execution: Execution,
     follower: Subscription,
@@ -95,32 +92,12 @@ impl Session {
         let end = {
             let follower = &mut self.follower;
             let relay = relay(follower, &mut output);
-            attend(&self.execution, &mut self.interrupts, &self.command, relay).await
+            attend(&*self.execution, &mut self.interrupts, &self.command, relay).await
         };
         let released = self.execution.close().await;
         drop(self.raw.take());
-        let code = self.conclude(end?, output, printer).await?;
+        let code = conclude(end?, output, &mut self.interrupts, printer).await?;
         released.map(|()| code)
-    }
-
-    async fn conclude(&mut self, end: End, mut output: Output, printer: &Printer) -> Result<i32> {
-        match end {
-            End::Forced(signal) => Ok(interrupts::exit_code(signal)),
-            End::Unread => Ok(CLOSED_PIPE),
-            End::Over(outcome) => {
-                let written = tokio::select! {
-                    written = output.finish() => written,
-                    signal = self.interrupts.next() => return Ok(interrupts::exit_code(signal)),
-                };
-                match written {
-                    Ok(()) => {}
-                    Err(Stop::Closed) => return Ok(CLOSED_PIPE),
-                    Err(Stop::Failed(error)) => return Err(error),
-                }
-                reasons(&outcome).iter().for_each(|reason| printer.note(reason));
-                Ok(outcome.exit_code())
-            }
-        }
     }
 
     /// Everything as one JSON object at the end.
@@ -133,7 +110,7 @@ impl Session {
         let mut captured = Captured::default();
         let end = {
             let collect = collect(&mut self.follower, &mut captured);
-            attend(&self.execution, &mut self.interrupts, &self.command, collect).await
+            attend(&*self.execution, &mut self.interrupts, &self.command, collect).await
         };
         let released = self.execution.close().await;
         let forced = match end? {
@@ -146,68 +123,6 @@ impl Session {
         let code = forced.unwrap_or_else(|| outcome.exit_code());
         printer.json(&captured.report(&self.execution, choice, outcome));
         Ok(code)
-    }
-}
-
-/// Sees the program through while its output is looked after.
-async fn attend(
-    execution: &Execution,
-    interrupts: &mut Interrupts,
-    command: &Command,
-    output: impl Future<Output = Result<End>>,
-) -> Result<End> {
-    tokio::select! {
-        end = output => end,
-        signal = interrupts.conduct(execution) => Ok(End::Forced(signal)),
-        never = feed(execution, command) => match never? {},
-        never = follow_size(execution, command) => match never? {},
-    }
-}
-
-async fn relay(follower: &mut Subscription, output: &mut Output) -> Result<End> {
-    while let Some(event) = follower.next().await {
-        match event {
-            OutputEvent::Output { stream, data, .. } => match output.write(stream, data).await {
-                Ok(()) => {}
-                Err(Stop::Closed) => return Ok(End::Unread),
-                Err(Stop::Failed(error)) => return Err(error),
-            },
-            // A follower is waited for, so only a program that is being ended leaves gaps.
-            OutputEvent::Gap { .. } => {}
-            OutputEvent::End(outcome) => return Ok(End::Over(outcome)),
-        }
-    }
-    std::future::pending().await
-}
-
-async fn collect(follower: &mut Subscription, captured: &mut Captured) -> Result<End> {
-    while let Some(event) = follower.next().await {
-        match event {
-            OutputEvent::Output { stream, data, .. } => captured.take(stream, &data),
-            OutputEvent::Gap { .. } => {}
-            OutputEvent::End(outcome) => return Ok(End::Over(outcome)),
-        }
-    }
-    std::future::pending().await
-}
-
-async fn feed(execution: &Execution, command: &Command) -> Result<Infallible> {
-    match command.stdin {
-        Stdin::Stream => input::feed(execution).await,
-        Stdin::None | Stdin::Bytes(_) => std::future::pending().await,
-    }
-}
-
-async fn follow_size(execution: &Execution, command: &Command) -> Result<Infallible> {
-    if command.terminal.is_none() {
-        return std::future::pending().await;
-    }
-    let Ok(mut changes) = signal(SignalKind::window_change()) else {
-        return std::future::pending().await;
-    };
-    loop {
-        changes.recv().await;
-        let _ = execution.resize(terminal::size()).await;
     }
 }
 

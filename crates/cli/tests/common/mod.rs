@@ -7,6 +7,9 @@
     reason = "each test file uses a part; a test fails where a value is missing"
 )]
 
+pub mod lasting;
+pub mod screen;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
@@ -112,6 +115,11 @@ impl Place {
     }
 }
 
+/// The command lines of processes that are about a sandbox.
+pub fn processes_of(id: &str) -> Vec<String> {
+    command_lines().into_iter().filter(|line| line.contains(id)).collect()
+}
+
 fn command_lines() -> Vec<String> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -181,6 +189,12 @@ impl Done {
     pub fn is(&self, code: i32, stdout: &str, stderr: &str) {
         let got = (self.code, self.stdout.as_str(), self.stderr.as_str());
         assert_eq!(got, (code, stdout, stderr));
+    }
+
+    /// Fails unless it ended with this code.
+    #[track_caller]
+    pub fn code_is(&self, code: i32) {
+        assert_eq!(self.code, code, "{self:?}");
     }
 
     /// Fails unless stockade refused with one line that holds all of these.
