@@ -5,7 +5,7 @@ use stockade_core::{
     BackendName, Boundary, Command, Error, ErrorCode, Feature, JobId, LimitKind, Outcome, Result,
     SandboxId, SandboxSpec, StreamId,
 };
-use stockade_engine::{Choice, Watcher};
+use stockade_engine::Watcher;
 
 /// Output that is held until the end.
 #[derive(Debug, Default)]
@@ -66,10 +66,10 @@ impl Captured {
     }
 
     /// The object.
-    pub fn report(self, run: &Watcher, choice: Option<Choice>, outcome: Outcome) -> Report {
+    pub fn report(self, run: &Watcher, outcome: Outcome) -> Report {
         Report {
-            backend: choice.as_ref().map(|choice| choice.backend.clone()),
-            boundary: choice.map(|choice| choice.boundary),
+            backend: Some(run.backend().clone()),
+            boundary: Some(run.boundary()),
             ..self.report_of(run.job(), run.sandbox(), Some(outcome))
         }
     }

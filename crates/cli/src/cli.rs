@@ -16,6 +16,7 @@ use crate::lasting::ps::PsArgs;
 use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
 use crate::run::RunArgs;
+use crate::tck::{ENGINE, EngineArgs, TckArgs};
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]
@@ -63,6 +64,10 @@ pub enum Verb {
     Explain(ExplainArgs),
     /// Read the journal of what was run.
     Audit(AuditArgs),
+    /// Run the conformance kit on the backends of this host.
+    Tck(TckArgs),
+    #[command(name = ENGINE, hide = true)]
+    TckEngine(EngineArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
 }

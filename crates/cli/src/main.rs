@@ -21,6 +21,7 @@ mod reasons;
 mod registry;
 mod run;
 mod table;
+mod tck;
 mod terminal;
 mod usage;
 mod workspace;
@@ -62,6 +63,8 @@ async fn command(verb: Verb, printer: &Printer) -> Result<i32> {
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Audit(args) => audit::audit(args, printer),
+        Verb::Tck(args) => tck::tck(&args, printer),
+        Verb::TckEngine(args) => tck::engine(&args).await,
         Verb::Completions(args) => completions::completions(&args, printer),
     }
 }

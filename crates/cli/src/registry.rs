@@ -10,6 +10,18 @@ use stockade_engine::Engine;
 use crate::config::Settings;
 use crate::lasting;
 
+/// Every backend that builds walls, the usual one first.
+pub fn real() -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(Native::new())]
+}
+
+/// One of them by name.
+pub fn backend(name: &BackendName) -> Result<Arc<dyn Backend>> {
+    let all = real();
+    let named = all.iter().find(|backend| backend.name() == *name).cloned();
+    named.ok_or_else(|| unknown(name, &all))
+}
+
 /// An engine with every backend there is. What dead ones left is gone when it is open.
 pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
     let engine = Engine::open(settings.engine()?, backends(choice)?).await?;
@@ -19,7 +31,7 @@ pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engin
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
 pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
-    let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Native::new())];
+    let mut backends = real();
     if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
         backends.push(Arc::new(simulation()));
     }

@@ -1,8 +1,8 @@
 //! `stockade run`: one command in a sandbox of its own, of which nothing is left when this returns.
 
 use clap::Args;
-use stockade_core::{Command, Result, SandboxSpec};
-use stockade_engine::{Choice, Engine, Execution, Subscription};
+use stockade_core::{Command, Result};
+use stockade_engine::{Execution, Subscription};
 
 use crate::args::SpecArgs;
 use crate::attend::{End, attend, collect, conclude, relay};
@@ -66,7 +66,7 @@ pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
     };
     let session = Session { execution, follower, interrupts, command, raw };
     if printer.is_json() {
-        return session.captured(&engine, &spec, printer).await;
+        return session.captured(printer).await;
     }
     session.streamed(printer).await
 }
@@ -101,12 +101,7 @@ impl Session {
     }
 
     /// Everything as one JSON object at the end.
-    async fn captured(
-        mut self,
-        engine: &Engine,
-        spec: &SandboxSpec,
-        printer: &Printer,
-    ) -> Result<i32> {
+    async fn captured(mut self, printer: &Printer) -> Result<i32> {
         let mut captured = Captured::default();
         let end = {
             let collect = collect(&mut self.follower, &mut captured);
@@ -119,14 +114,8 @@ impl Session {
         };
         released?;
         let outcome = self.execution.outcome().await;
-        let choice = taken(engine, spec).await;
         let code = forced.unwrap_or_else(|| outcome.exit_code());
-        printer.json(&captured.report(&self.execution, choice, outcome));
+        printer.json(&captured.report(&self.execution, outcome));
         Ok(code)
     }
-}
-
-/// The backend and boundary that the spec was given.
-async fn taken(engine: &Engine, spec: &SandboxSpec) -> Option<Choice> {
-    engine.explain(spec).await.choices.into_iter().find(|choice| choice.taken)
 }
