@@ -47,8 +47,7 @@ fn a_supervisor_that_is_killed_leaves_nothing() {
     let place = Lasting::new();
     let id = place.create(&[]);
     let (client, _) = start(place.command(&["exec", &id, "--shell", READY]));
-    let owner = Pid::from_raw(place.owner(&id)).unwrap();
-    kill_process(owner, Signal::KILL).unwrap();
+    place.slay_owner(&id);
     assert_eq!(wait(client).code, 125);
     eventually("its processes are gone", || common::pids_of(&id).is_empty());
     place.stockade(&["exec", &id, "true"]).is_refused(&[id.as_str(), "has died", "stockade rm"]);
@@ -65,7 +64,7 @@ fn a_supervisor_that_is_killed_leaves_nothing() {
 fn the_next_command_clears_away_what_a_killed_supervisor_left() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    kill_process(Pid::from_raw(place.owner(&id)).unwrap(), Signal::KILL).unwrap();
+    place.slay_owner(&id);
     place.stockade(&["run", "true"]).is(0, "", "");
     place.assert_all_is_gone();
 }
