@@ -47,10 +47,9 @@ fn a_supervisor_that_is_killed_leaves_nothing() {
     let place = Lasting::new();
     let id = place.create(&[]);
     let (client, _) = start(place.command(&["exec", &id, "--shell", READY]));
-    let owner = Pid::from_raw(place.owner(&id)).unwrap();
-    kill_process(owner, Signal::KILL).unwrap();
+    place.slay_owner(&id);
     assert_eq!(wait(client).code, 125);
-    eventually("its processes are gone", || common::processes_of(&id).is_empty());
+    eventually("its processes are gone", || common::pids_of(&id).is_empty());
     place.stockade(&["exec", &id, "true"]).is_refused(&[id.as_str(), "has died", "stockade rm"]);
     let listed = place.stockade(&["ps"]);
     assert!(
@@ -65,7 +64,7 @@ fn a_supervisor_that_is_killed_leaves_nothing() {
 fn the_next_command_clears_away_what_a_killed_supervisor_left() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    kill_process(Pid::from_raw(place.owner(&id)).unwrap(), Signal::KILL).unwrap();
+    place.slay_owner(&id);
     place.stockade(&["run", "true"]).is(0, "", "");
     place.assert_all_is_gone();
 }
@@ -152,6 +151,19 @@ fn a_supervisor_that_is_asked_politely_cleans_up() {
     let place = Lasting::new();
     let id = place.create(&[]);
     kill_process(Pid::from_raw(place.owner(&id)).unwrap(), Signal::TERM).unwrap();
+    eventually("it has ended", || place.listed(&id).is_none());
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn one_whose_walls_have_fallen_ends_when_that_is_noticed() {
+    let place = Lasting::new();
+    let id = place.create(&[]);
+    let agent = common::pids_of(&id);
+    assert_eq!(agent.len(), 1);
+    kill_process(Pid::from_raw(agent[0]).unwrap(), Signal::KILL).unwrap();
+    eventually("its agent is gone", || common::pids_of(&id).is_empty());
+    assert_eq!(place.shell(&id, "true").code, 125);
     eventually("it has ended", || place.listed(&id).is_none());
     place.assert_all_is_gone();
 }

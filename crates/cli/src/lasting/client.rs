@@ -45,10 +45,10 @@ impl Connection {
 
     async fn greet(&mut self) -> Result<()> {
         let answer = self.ask(&Request::Hello { version: VERSION }).await?.0;
-        match matches!(answer, Reply::Hello { version: VERSION }) {
-            true => Ok(()),
-            false => Err(out_of_turn(self.operation)),
+        if !matches!(answer, Reply::Hello { version: VERSION }) {
+            return Err(out_of_turn(self.operation));
         }
+        Ok(())
     }
 
     /// Says one thing and hears the answer.

@@ -37,36 +37,46 @@ pub async fn end(
     id: &SandboxId,
     operation: &'static str,
 ) -> Result<Found> {
-    if let Some(connection) = Connection::open(&place.sockets, id, operation).await? {
-        return by_its_owner(place, connection, id).await;
-    }
+    let connection = Connection::open(&place.sockets, id, operation).await;
+    let owned = match connection.or_else(gone_is_none)? {
+        Some(connection) => by_its_owner(connection).await?,
+        None => false,
+    };
     match place.lease(id)? {
+        None if owned => Ok(Found::Alive),
         None => Ok(Found::Nothing),
-        Some(lease) if lease.alive => from_outside(place, &lease, operation).await,
-        Some(_) => clear_away(settings).await,
+        Some(lease) if lease.alive => {
+            from_outside(place, &lease, operation).await?;
+            clear_away(settings).await?;
+            Ok(Found::Alive)
+        }
+        Some(_) => {
+            clear_away(settings).await?;
+            Ok(Found::Stale)
+        }
     }
 }
 
-async fn by_its_owner(place: &Place, mut connection: Connection, id: &SandboxId) -> Result<Found> {
-    let operation = connection.operation;
-    match connection.ask(&Request::Destroy).await {
-        Ok((Reply::Done, _)) => {
+/// An owner that goes away while it is spoken to may have come to its own end, or died.
+fn gone_is_none<T>(error: Error) -> Result<Option<T>> {
+    if error.code() == ErrorCode::Gone { Ok(None) } else { Err(error) }
+}
+
+/// Has its owner end it. Whether that has left anything is for the lease to say.
+async fn by_its_owner(mut connection: Connection) -> Result<bool> {
+    let answer = connection.ask(&Request::Destroy).await.map(Some).or_else(gone_is_none)?;
+    match answer {
+        Some((Reply::Done, _)) | None => {
             let _ = tokio::time::timeout(GOODBYE, connection.gone()).await;
-            Ok(Found::Alive)
+            Ok(true)
         }
-        Ok(_) => Err(out_of_turn(operation)),
-        // It may have come to its own end at this very moment.
-        Err(error) if error.code() == ErrorCode::Gone => match place.lease(id)? {
-            None => Ok(Found::Alive),
-            Some(_) => Err(error),
-        },
-        Err(error) => Err(error),
+        Some(_) => Err(out_of_turn(connection.operation)),
     }
 }
 
 /// Its owner takes no commands, but the backend needs no handle: it takes the walls away, and the
 /// owner sees its program lost.
-async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str) -> Result<Found> {
+async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str) -> Result<()> {
     let body = &lease.body;
     let named = BackendChoice::Named(body.backend.clone());
     let backends = registry::backends(&named)?;
@@ -77,7 +87,7 @@ async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str)
             backend.destroy(&body.id).await?;
         }
         if place.lease(&body.id)?.is_none_or(|lease| !lease.alive) {
-            return Ok(Found::Alive);
+            return Ok(());
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -86,8 +96,7 @@ async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str)
 }
 
 /// An engine that opens reaps what dead ones left.
-pub async fn clear_away(settings: &Settings) -> Result<Found> {
+pub async fn clear_away(settings: &Settings) -> Result<()> {
     let engine = registry::engine(settings, &BackendChoice::Auto).await?;
-    engine.close().await?;
-    Ok(Found::Stale)
+    engine.close().await
 }

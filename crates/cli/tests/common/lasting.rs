@@ -6,9 +6,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
-use super::{Done, Place, wait};
+use super::{Done, Place};
 
 /// How long anybody waits for something that should happen soon.
 const SOON: Duration = Duration::from_secs(30);
@@ -78,15 +80,19 @@ impl Lasting {
         self.listed(id).unwrap()["pid"].as_i64().unwrap().try_into().unwrap()
     }
 
+    /// Kills the process that owns a sandbox, and returns when it is dead.
+    pub fn slay_owner(&self, id: &str) {
+        let owner = Pid::from_raw(self.owner(id)).unwrap();
+        let watched = pidfd_open(owner, PidfdFlags::empty()).unwrap();
+        pidfd_send_signal(&watched, Signal::KILL).unwrap();
+        let soon = Timespec { tv_sec: 30, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&watched, PollFlags::IN)], Some(&soon)).unwrap(), 1);
+    }
+
     /// Kills what is left of a client, without waiting for its own opinion.
     pub fn slay(mut client: Child) {
         client.kill().unwrap();
         client.wait().unwrap();
-    }
-
-    /// Waits for a client that was started; answers what it says.
-    pub fn join(client: Child) -> Done {
-        wait(client)
     }
 
     /// Fails unless everything is gone: leases, processes and sockets.

@@ -115,9 +115,16 @@ impl Place {
     }
 }
 
-/// The command lines of processes that are about a sandbox.
-pub fn processes_of(id: &str) -> Vec<String> {
-    command_lines().into_iter().filter(|line| line.contains(id)).collect()
+/// The agents of a sandbox.
+pub fn pids_of(id: &str) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let agent = |entry: fs::DirEntry| {
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let ours = line.starts_with("stockade-agent") && line.contains(id);
+        ours.then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+    };
+    processes.filter_map(agent).collect()
 }
 
 fn command_lines() -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_core::{Command, Result, SandboxId, Span};
+use stockade_core::{Command, Ending, Error, ErrorCode, Result, SandboxId, Span};
 use stockade_engine::{Engine, Execution, Subscription, Watcher};
 use tokio::sync::watch;
 
@@ -68,7 +68,8 @@ impl Host {
         self.jobs().room()?;
         let argv = command.argv();
         let busy = self.activity.begin();
-        let (execution, follower) = self.engine.exec_followed(&self.id, command).await?;
+        let started = self.engine.exec_followed(&self.id, command).await;
+        let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
         let watcher = self.keep(&execution, &argv);
         tokio::spawn(Arc::clone(self).see_through(watcher, busy));
         Ok((execution, follower))
@@ -85,7 +86,14 @@ impl Host {
         self.jobs().finish(watcher.job(), &outcome);
         drop(busy);
         // An end that nobody could confirm takes the walls with it.
-        if self.engine.sandbox(&self.id).is_err() {
+        if matches!(outcome.ending, Ending::Lost(_)) || self.engine.sandbox(&self.id).is_err() {
+            self.ask_to_end();
+        }
+    }
+
+    /// A sandbox whose walls have fallen is of no use to anybody: what is left of it goes too.
+    fn look_after(&self, error: &Error) {
+        if matches!(error.code(), ErrorCode::Gone | ErrorCode::Protocol) {
             self.ask_to_end();
         }
     }

@@ -112,3 +112,42 @@ fn line(argv: &[String]) -> String {
     }
     shown
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use stockade_backends::mock::{self, Mock, Script};
+    use stockade_core::{BackendChoice, Command, SandboxSpec};
+    use stockade_engine::{Engine, EngineConfig};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_newest_that_have_ended_are_kept() {
+        let state = tempfile::tempdir().unwrap();
+        let backend = Mock::new().with_program("true", Script::default());
+        let config = EngineConfig::at(state.path().join("state"));
+        let engine = Engine::open(config, vec![Arc::new(backend)]).await.unwrap();
+        let backend = BackendChoice::Named(mock::NAME);
+        let id = engine.create(SandboxSpec { backend, ..SandboxSpec::default() }).await.unwrap();
+        let mut jobs = Jobs::default();
+        for _ in 0..MOST_ENDED + 3 {
+            let command = Command::program(["true"]);
+            let watcher = engine.exec(&id, command).await.unwrap().detach();
+            jobs.add(watcher.clone(), &["true".into()]);
+            jobs.finish(watcher.job(), &watcher.outcome().await);
+        }
+        assert_eq!((jobs.info().len(), jobs.running()), (MOST_ENDED, 0));
+        let newest = jobs.find(None).unwrap();
+        assert_eq!(jobs.info().last().unwrap().job, *newest.job());
+        engine.close().await.unwrap();
+    }
+
+    #[test]
+    fn a_long_command_line_is_cut() {
+        assert_eq!(line(&["a".into(), "b".into()]), "a b");
+        let shown = line(&["é".repeat(500)]);
+        assert!(shown.ends_with('…') && shown.chars().count() == LONGEST_LINE + 1);
+    }
+}
