@@ -96,9 +96,12 @@ fn tighter<T: Ord>(own: Option<T>, named: Option<T>) -> Option<T> {
 
 /// Checks a whole spec (C-01). Pure: the same arguments always give the same answer.
 pub fn admit(spec: &SandboxSpec, capabilities: &Capabilities) -> Result<Admitted, Refusals> {
-    let mut refusals = Vec::new();
-    refusals.extend(refuse_backend(spec, capabilities));
-    refusals.extend(refuse_fields(spec));
+    let mut refusals = refuse_fields(spec);
+    if let Some(refusal) = refuse_backend(spec, capabilities) {
+        // What a backend that is not to be had does not offer either tells nobody anything.
+        refusals.insert(0, refusal);
+        return Err(Refusals(refusals));
+    }
     let missing = |(feature, field)| refuse_feature(spec, capabilities, feature, field);
     refusals.extend(spec.needs().into_iter().filter_map(missing));
     let asked = LimitKind::ALL.into_iter().filter(|kind| spec.limits.asks_for(*kind));

@@ -145,6 +145,10 @@ impl Backend for Native {
         probe::measure(self).await
     }
 
+    fn fingerprint(&self) -> Option<String> {
+        probe::fingerprint()
+    }
+
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
         match self.build(id, admitted).await {
             Ok(sandbox) => Ok(Arc::new(sandbox)),
