@@ -95,15 +95,17 @@ async fn drop_kills(kit: Kit) -> Verdict {
 
 async fn detach(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let execution = room.start(probe(["spawn-detached", "marker", "1", "1000"])).await?;
-    heard(&mut execution.subscribe(), "ok").await?;
+    let execution = room.start_ready(["sleep", "600000"]).await?;
     let job = execution.job().clone();
-    let watcher = execution.detach();
-    check!(
-        kit.engine().watch(&job).is_some(),
-        "expected to find the execution by its job, saw none"
-    );
-    same!("ending", watcher.outcome().await.ending, Ending::Exited(0));
+    drop(execution.detach());
+    room.run(["exit", "0"]).await?.exited(0)?;
+    let Some(found) = kit.engine().watch(&job) else {
+        return Err(Stop::failed("expected to find the execution by its job, saw none"));
+    };
+    let ended = tokio::time::timeout(Duration::from_millis(300), found.outcome()).await;
+    check!(ended.is_err(), "expected it to go on, saw {ended:?}");
+    found.close().await?;
+    same!("ending", found.outcome().await.ending, Ending::Cancelled);
     Ok(())
 }
 
