@@ -86,7 +86,8 @@ impl Native {
         group: Option<&Group>,
         pipe: OwnedFd,
     ) -> Result<Launched> {
-        let mut plan = plan::plan(id, admitted)?;
+        let held = group.is_some() && self.hierarchy().controllers().memory;
+        let mut plan = plan::plan(id, admitted, held)?;
         plan.cgroup = group.map(Group::plan);
         let pending = self.launcher()?.begin(&plan, pipe).map_err(not_launched)?;
         answer(pending).await

@@ -21,7 +21,15 @@ const MOST_SCRATCH: u64 = 1 << 30;
 /// The agent and the keeper of an execution: not the guest's.
 pub(super) const OWN_PROCESSES: u64 = 2;
 
-pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::LaunchPlan> {
+/// Without a group that holds memory, one process may not even reserve more than this many times the
+/// limit. Not the limit itself: stacks of threads are reserved whole and hardly ever used.
+const RESERVED: u64 = 4;
+
+pub(super) fn plan(
+    id: &SandboxId,
+    admitted: &Admitted,
+    memory_is_held: bool,
+) -> Result<launcher::LaunchPlan> {
     let spec = admitted.spec();
     let limits = admitted.limits();
     let user = user(spec);
@@ -50,7 +58,7 @@ pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::Laun
             Network::None | Network::Egress(_) => launcher::Network::None,
         },
         tmp_bytes: scratch,
-        rlimits: rlimits(limits),
+        rlimits: rlimits(limits, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
 }
@@ -94,12 +102,15 @@ fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
 }
 
 /// What each single process is held to, whatever the groups do.
-fn rlimits(limits: &EffectiveLimits) -> launcher::Rlimits {
+fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> launcher::Rlimits {
     launcher::Rlimits {
         nofile: limits.open_files.map(u64::from),
         nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
         fsize: limits.disk.map(|disk| disk.0),
-        data: limits.memory.map(|memory| memory.0),
+        data: limits
+            .memory
+            .filter(|_| !memory_is_held)
+            .map(|memory| memory.0.saturating_mul(RESERVED)),
         ..launcher::Rlimits::default()
     }
 }

@@ -153,7 +153,7 @@ fn limit(kind: LimitKind, hierarchy: &Hierarchy) -> Support {
     match kind {
         LimitKind::Memory if controllers.memory => Support::full(format!("{by} memory controller")),
         LimitKind::Memory => Support::partial(
-            "counting resident memory every 10 ms, and RLIMIT_DATA for each process",
+            "counting resident memory every 10 ms",
             "processes together may go beyond it for a few milliseconds",
             remedy,
         ),
