@@ -25,7 +25,7 @@ use stockade_agent::client::AgentClient;
 use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
-use stockade_launcher::{LaunchError, Launched, Launcher, Pending, Program};
+use stockade_launcher::{LaunchError, Launched, Launcher, Pending, Program, seal};
 
 use cgroup::{Group, Hierarchy};
 use running::Running;
@@ -67,8 +67,9 @@ impl Native {
             return Ok(launcher);
         }
         let start = || {
-            let agent = embed::sealed("stockade-agent", embed::AGENT)?;
-            let program = embed::sealed("stockade-launcher", embed::LAUNCHER)?;
+            // Sealed copies in memory: nobody can change them while they run.
+            let agent = seal("stockade-agent", &mut &*embed::AGENT)?;
+            let program = seal("stockade-launcher", &mut &*embed::LAUNCHER)?;
             Launcher::start(&Program::Fd(program.as_fd()), agent.as_fd())
         };
         let started = start().map_err(|error| {
