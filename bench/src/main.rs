@@ -1,14 +1,20 @@
 //! Measurements against peers. `cargo run --release -p stockade-bench -- [NAME…]` prints the tables;
 //! without a name, all of them. Numbers are printed, never asserted: machines are noisy.
 
+#[path = "../../crates/launcher/examples/floor/once.rs"]
+#[allow(unsafe_code, reason = "the bare system calls that everything is measured against")]
+mod floor;
+mod native;
+mod peers;
 mod pump;
+mod table;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 1] = [("pump", pump::measure)];
+const ALL: [Measurement; 2] = [("native", native::measure), ("pump", pump::measure)];
 
 fn main() -> Measured {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

@@ -43,3 +43,29 @@ async fn a_shell_runs_inside_and_sees_little() {
     println!("{outcome:?}\n{out}\n{err}");
     assert!(out.starts_with("1000\n/workspace\n"), "{out}{err}");
 }
+
+#[tokio::test]
+async fn many_threads_fit_into_a_small_memory_limit() {
+    let (engine, _state) = engine().await;
+    let program = "import threading,time\n\
+        threads=[threading.Thread(target=time.sleep,args=(0.2,)) for _ in range(60)]\n\
+        [t.start() for t in threads]; [t.join() for t in threads]; print('done')";
+    let mut spec = SandboxSpec::default();
+    spec.limits.memory = Some(Bytes::mib(128));
+    spec.without.insert(Feature::MemoryLimit);
+    let (outcome, out, err) =
+        output(&engine, spec, Command::program(["python3", "-c", program])).await;
+    assert_eq!((outcome.ending, out.as_str()), (Ending::Exited(0), "done\n"), "{err}");
+}
+
+#[tokio::test]
+async fn memory_beyond_the_limit_is_named_as_the_reason() {
+    let (engine, _state) = engine().await;
+    let mut spec = SandboxSpec::default();
+    spec.limits.memory = Some(Bytes::mib(64));
+    spec.without.insert(Feature::MemoryLimit);
+    let program = "x = bytearray(200 << 20); import time; time.sleep(30)";
+    let (outcome, _, err) =
+        output(&engine, spec, Command::program(["python3", "-c", program])).await;
+    assert_eq!(outcome.ending, Ending::LimitExceeded(LimitKind::Memory), "{err}");
+}

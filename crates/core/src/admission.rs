@@ -77,13 +77,19 @@ impl Admitted {
     }
 
     /// The limits of one command: its own wall time and output cap, never above what the spec names.
+    /// At a terminal sits a person: there the default times do not hold, only those that were named.
     pub fn limits_for(&self, command: &Command) -> EffectiveLimits {
+        let mut standing = self.limits;
+        let defaults = [LimitKind::WallTime, LimitKind::CpuTime]
+            .into_iter()
+            .filter(|kind| command.terminal.is_some() && !self.spec.limits.asks_for(*kind));
+        defaults.for_each(|kind| standing.lift(kind));
         let own = Limits {
             wall_time: tighter(command.wall_time, self.spec.limits.wall_time),
             output: tighter(command.output, self.spec.limits.output),
             ..Limits::default()
         };
-        own.or(self.limits)
+        own.or(standing)
     }
 }
 
@@ -96,9 +102,12 @@ fn tighter<T: Ord>(own: Option<T>, named: Option<T>) -> Option<T> {
 
 /// Checks a whole spec (C-01). Pure: the same arguments always give the same answer.
 pub fn admit(spec: &SandboxSpec, capabilities: &Capabilities) -> Result<Admitted, Refusals> {
-    let mut refusals = Vec::new();
-    refusals.extend(refuse_backend(spec, capabilities));
-    refusals.extend(refuse_fields(spec));
+    let mut refusals = refuse_fields(spec);
+    if let Some(refusal) = refuse_backend(spec, capabilities) {
+        // What a backend that is not to be had does not offer either tells nobody anything.
+        refusals.insert(0, refusal);
+        return Err(Refusals(refusals));
+    }
     let missing = |(feature, field)| refuse_feature(spec, capabilities, feature, field);
     refusals.extend(spec.needs().into_iter().filter_map(missing));
     let asked = LimitKind::ALL.into_iter().filter(|kind| spec.limits.asks_for(*kind));
@@ -223,4 +232,40 @@ fn describe_limit(
         Support::Partial { by, gap, .. } => Enforcement::Partly { limit, value, by, gap },
         Support::Missing { reason, .. } => Enforcement::NotAtAll { limit, reason },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Span, TerminalSize};
+
+    fn admitted(limits: Limits) -> Admitted {
+        let none = Capabilities::none(BackendName::literal("all"), Boundary::SharedKernel);
+        let all = Feature::ALL
+            .iter()
+            .fold(none, |all, feature| all.with(*feature, Support::full("test")));
+        let spec = SandboxSpec { limits, ..SandboxSpec::default() };
+        admit(&spec, &all).unwrap_or_else(|refusals| unreachable!("{refusals}"))
+    }
+
+    #[test]
+    fn a_command_tightens_what_the_spec_names_and_replaces_what_it_does_not() {
+        let mut command = Command::program(["true"]);
+        command.wall_time = Some(Span::secs(100));
+        let by_default = admitted(Limits::default()).limits_for(&command);
+        assert_eq!(by_default.wall_time, Some(Span::secs(100)));
+        let named = Limits { wall_time: Some(Span::secs(10)), ..Limits::default() };
+        assert_eq!(admitted(named).limits_for(&command).wall_time, Some(Span::secs(10)));
+    }
+
+    #[test]
+    fn at_a_terminal_only_times_that_were_named_hold() {
+        let mut command = Command::program(["sh"]);
+        command.terminal = Some(TerminalSize { rows: 24, cols: 80 });
+        let free = admitted(Limits::default()).limits_for(&command);
+        assert_eq!((free.wall_time, free.cpu_time), (None, None));
+        assert_eq!(free.memory, Limits::defaults().memory);
+        let named = Limits { cpu_time: Some(Span::secs(5)), ..Limits::default() };
+        assert_eq!(admitted(named).limits_for(&command).cpu_time, Some(Span::secs(5)));
+    }
 }

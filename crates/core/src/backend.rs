@@ -27,6 +27,12 @@ pub trait Backend: Send + Sync {
     /// - Leaves nothing behind, and ends in bounded time.
     async fn probe(&self) -> Capabilities;
 
+    /// What its measurements depend on: while this is the same, so are they, and an engine may keep
+    /// them. Absent: they are taken anew by every engine.
+    fn fingerprint(&self) -> Option<String> {
+        None
+    }
+
     /// Builds the walls.
     ///
     /// - Enforces everything in `admitted` or fails, naming the wall (C-02).

@@ -15,6 +15,7 @@ use crate::history::Subscription;
 use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
+use crate::measured::Measurements;
 use crate::registry::Registry;
 use crate::sandboxes::{Live, Order};
 use crate::select::{Selection, select};
@@ -47,7 +48,7 @@ impl Engine {
         let inner = Inner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
-            registry: Registry::new(backends),
+            registry: Registry::new(backends, Measurements::below(&config.state_dir)),
             live: Mutex::default(),
             running: Mutex::default(),
             config,
@@ -65,9 +66,9 @@ impl Engine {
         select(spec, &self.inner.registry.measured(&all).await)
     }
 
-    /// What each backend was measured to have on this host.
+    /// What each backend has on this host, measured now.
     pub async fn detect(&self) -> Vec<Capabilities> {
-        self.inner.registry.measured(&SandboxSpec::default()).await
+        self.inner.registry.measure_anew().await
     }
 
     /// Runs one command in a sandbox of its own, which is destroyed before the outcome is revealed.
@@ -307,7 +308,8 @@ impl Inner {
             labels: spec.labels.clone(),
         };
         self.record(started).await?;
-        let shared = Shared::new(job.clone(), sandbox, self.config.history);
+        let walls = (order.admitted.backend().clone(), order.admitted.boundary());
+        let shared = Shared::new(job.clone(), sandbox, walls, self.config.history);
         lock(&self.running).insert(job, Arc::downgrade(&shared));
         Ok(shared)
     }

@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes as Data;
 use stockade_core::{
-    Error, ErrorCode, JobId, Outcome, ProcessControl, Result, SandboxId, Signal, TerminalSize,
+    BackendName, Boundary, Error, ErrorCode, JobId, Outcome, ProcessControl, Result, SandboxId,
+    Signal, TerminalSize,
 };
 use tokio::sync::watch;
 
@@ -16,6 +17,7 @@ use crate::history::{History, HistoryBounds, Subscription};
 pub(crate) struct Shared {
     pub job: JobId,
     pub sandbox: SandboxId,
+    pub walls: (BackendName, Boundary),
     pub history: Arc<History>,
     pub control: OnceLock<Control>,
     cancelled: watch::Sender<bool>,
@@ -40,10 +42,16 @@ pub(crate) struct Finished {
 }
 
 impl Shared {
-    pub(crate) fn new(job: JobId, sandbox: SandboxId, bounds: HistoryBounds) -> Arc<Self> {
+    pub(crate) fn new(
+        job: JobId,
+        sandbox: SandboxId,
+        walls: (BackendName, Boundary),
+        bounds: HistoryBounds,
+    ) -> Arc<Self> {
         Arc::new(Self {
             job,
             sandbox,
+            walls,
             history: History::new(bounds),
             control: OnceLock::new(),
             cancelled: watch::Sender::new(false),
@@ -127,6 +135,16 @@ impl Watcher {
     /// The sandbox it runs in.
     pub fn sandbox(&self) -> &SandboxId {
         &self.shared.sandbox
+    }
+
+    /// The backend that built its walls.
+    pub fn backend(&self) -> &BackendName {
+        &self.shared.walls.0
+    }
+
+    /// What stands between it and the host's kernel.
+    pub fn boundary(&self) -> Boundary {
+        self.shared.walls.1
     }
 
     /// Reads its output: the bounded history once, then the live stream. Slows nobody (C-13).

@@ -10,6 +10,7 @@ mod history;
 mod id;
 mod journal;
 mod lease;
+mod measured;
 mod registry;
 mod sandboxes;
 mod select;

@@ -6,10 +6,15 @@ use std::time::Duration;
 use stockade_core::{Backend, BackendChoice, BackendName, Boundary, Capabilities, SandboxSpec};
 use tokio::sync::OnceCell;
 
+use crate::measured::Measurements;
+
 /// A probe that takes longer than this is an answer too.
 const PROBE_DEADLINE: Duration = Duration::from_secs(60);
 
-pub(crate) struct Registry(Vec<Registered>);
+pub(crate) struct Registry {
+    backends: Vec<Registered>,
+    kept: Measurements,
+}
 
 struct Registered {
     backend: Arc<dyn Backend>,
@@ -17,23 +22,38 @@ struct Registered {
 }
 
 impl Registry {
-    pub(crate) fn new(backends: Vec<Arc<dyn Backend>>) -> Self {
+    pub(crate) fn new(backends: Vec<Arc<dyn Backend>>, kept: Measurements) -> Self {
         let unmeasured = |backend| Registered { backend, capabilities: OnceCell::new() };
-        Self(backends.into_iter().map(unmeasured).collect())
+        Self { backends: backends.into_iter().map(unmeasured).collect(), kept }
+    }
+
+    /// A wall that was measured is not there any more: the next engine looks again.
+    pub(crate) fn distrust(&self, backend: &dyn Backend) {
+        self.kept.forget(backend);
+    }
+
+    /// What each backend has, measured now, whatever was kept.
+    pub(crate) async fn measure_anew(&self) -> Vec<Capabilities> {
+        self.backends.iter().for_each(|registered| self.kept.forget(registered.backend.as_ref()));
+        self.measured(&SandboxSpec::default()).await
     }
 
     pub(crate) fn get(&self, name: &BackendName) -> Option<&Arc<dyn Backend>> {
-        self.0.iter().map(|registered| &registered.backend).find(|backend| backend.name() == *name)
+        self.backends
+            .iter()
+            .map(|registered| &registered.backend)
+            .find(|backend| backend.name() == *name)
     }
 
     pub(crate) fn names(&self) -> Vec<BackendName> {
-        self.0.iter().map(|registered| registered.backend.name()).collect()
+        self.backends.iter().map(|registered| registered.backend.name()).collect()
     }
 
     /// What one backend was measured to have.
     pub(crate) async fn capabilities(&self, name: &BackendName) -> Option<&Capabilities> {
-        let registered = self.0.iter().find(|registered| registered.backend.name() == *name)?;
-        Some(registered.measure().await)
+        let registered =
+            self.backends.iter().find(|registered| registered.backend.name() == *name)?;
+        Some(registered.measure(&self.kept).await)
     }
 
     /// What the backends a spec could take were measured to have. One that is named is measured alone.
@@ -43,23 +63,32 @@ impl Registry {
             BackendChoice::Named(name) => registered.backend.name() == *name,
         };
         let mut measured = Vec::new();
-        for registered in self.0.iter().filter(wanted) {
-            measured.push(registered.measure().await.clone());
+        for registered in self.backends.iter().filter(wanted) {
+            measured.push(registered.measure(&self.kept).await.clone());
         }
         measured
     }
 }
 
 impl Registered {
-    async fn measure(&self) -> &Capabilities {
-        let probe = || async {
-            let probed = tokio::time::timeout(PROBE_DEADLINE, self.backend.probe()).await;
-            probed.unwrap_or_else(|_| {
-                let reason = format!("measuring it took longer than {PROBE_DEADLINE:?}");
-                let remedy = "see why it hangs, or choose another backend";
-                Capabilities::unavailable(self.backend.name(), Boundary::None, reason, remedy)
-            })
+    async fn measure(&self, kept: &Measurements) -> &Capabilities {
+        let measure = || async {
+            if let Some(known) = kept.recall(self.backend.as_ref()) {
+                return known;
+            }
+            let measured = self.probe().await;
+            kept.keep(self.backend.as_ref(), &measured);
+            measured
         };
-        self.capabilities.get_or_init(probe).await
+        self.capabilities.get_or_init(measure).await
+    }
+
+    async fn probe(&self) -> Capabilities {
+        let probed = tokio::time::timeout(PROBE_DEADLINE, self.backend.probe()).await;
+        probed.unwrap_or_else(|_| {
+            let reason = format!("measuring it took longer than {PROBE_DEADLINE:?}");
+            let remedy = "see why it hangs, or choose another backend";
+            Capabilities::unavailable(self.backend.name(), Boundary::None, reason, remedy)
+        })
     }
 }

@@ -185,6 +185,9 @@ impl Inner {
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If
                 // it cannot be confirmed the lease stays, and with it the duty to reap.
+                if error.code() == ErrorCode::WallMissing {
+                    self.registry.distrust(order.backend.as_ref());
+                }
                 self.destroy_within(order.backend.as_ref(), id).await?;
                 lease.release()?;
                 Err(error)

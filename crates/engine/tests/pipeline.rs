@@ -365,3 +365,52 @@ async fn a_quota_bounds_the_live_sandboxes_of_a_tenant() {
     bench.engine.destroy(&first).await.unwrap();
     bench.engine.create(wish).await.unwrap();
 }
+
+/// A mock that counts how often it is measured.
+struct Counted(Mock, Arc<std::sync::atomic::AtomicU32>);
+
+#[async_trait::async_trait]
+impl Backend for Counted {
+    fn name(&self) -> BackendName {
+        self.0.name()
+    }
+
+    async fn probe(&self) -> Capabilities {
+        self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        self.0.probe().await
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        Some("the same kernel".into())
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        self.0.create(id, admitted).await
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        self.0.list().await
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        self.0.destroy(id).await
+    }
+}
+
+#[tokio::test]
+async fn a_measurement_is_kept_for_the_next_engine_and_taken_anew_when_asked() {
+    let state = tempfile::tempdir().unwrap();
+    let count = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    for _ in 0..3 {
+        let backend = Counted(programs(), Arc::clone(&count));
+        let config = EngineConfig::at(state.path().join("state"));
+        let engine = Engine::open(config, vec![Arc::new(backend)]).await.unwrap();
+        let execution = engine.run(spec(), Command::program(["true"])).await.unwrap();
+        assert!(execution.outcome().await.success());
+        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
+    }
+    let backend = Counted(programs(), Arc::clone(&count));
+    let config = EngineConfig::at(state.path().join("state"));
+    Engine::open(config, vec![Arc::new(backend)]).await.unwrap().detect().await;
+    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 2);
+}

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::coverage::coverage;
+use crate::report::table::wrap;
 
 /// One clause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +91,8 @@ pub fn page() -> String {
             part = clause.part;
             let _ = write!(page, "\n## {part}\n");
         }
-        let _ = write!(page, "\n**{}** {}\n\n", clause.id, clause.text);
+        let text = wrap(&format!("**{}** {}", clause.id, clause.text), 100).join("\n");
+        let _ = write!(page, "\n{text}\n\n");
         for case in cases {
             let walls = if case.isolation { " *(walls)*" } else { "" };
             let _ = writeln!(page, "- {}{walls}", case.name);

@@ -120,3 +120,65 @@ fn status_of(verdict: Verdict, capabilities: &Capabilities) -> Status {
         Err(Stop::Lacking(feature)) => Status::Skipped(format!("needs {feature}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::Feature;
+
+    use super::*;
+    use crate::simulated::Simulated;
+
+    async fn judged(case: Case) -> Status {
+        let subject = Arc::new(Simulated::default());
+        let capabilities = subject.backend().probe().await;
+        let shelf = Shelf::new(subject.probe()).map(Arc::new);
+        judge(case, subject, capabilities, shelf).await.status
+    }
+
+    const fn case(run: crate::case::Body) -> Case {
+        Case::new("a case", "C-01", run)
+    }
+
+    #[tokio::test]
+    async fn a_case_that_panics_has_failed() {
+        let status = judged(case(|_| Box::pin(async { panic!("on purpose") }))).await;
+        assert!(matches!(status, Status::Failed(why) if why.contains("panicked")));
+    }
+
+    #[tokio::test]
+    async fn a_case_that_hangs_has_failed() {
+        let hangs = case(|_| Box::pin(std::future::pending())).within(1);
+        let status = judged(hangs).await;
+        assert!(matches!(status, Status::Failed(why) if why.contains("took longer")));
+    }
+
+    #[tokio::test]
+    async fn a_skip_of_something_declared_has_failed() {
+        let skips = case(|_| Box::pin(async { Err(Stop::Lacking(Feature::Stdin)) }));
+        assert!(matches!(judged(skips).await, Status::Failed(why) if why.contains("stdin")));
+        let requires = case(|kit| Box::pin(async move { kit.require(Feature::OciImage) }));
+        assert!(
+            matches!(judged(requires).await, Status::Skipped(why) if why.contains("oci-image"))
+        );
+    }
+
+    #[tokio::test]
+    async fn a_case_that_needs_what_is_missing_is_skipped_with_the_backends_own_reason() {
+        let needs = case(|_| Box::pin(async { Ok(()) })).needs(&[Feature::LocalWorkspace]);
+        let status = judged(needs).await;
+        assert_eq!(
+            status,
+            Status::Skipped("needs local-workspace: its files are in memory only".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn a_backend_that_cannot_work_here_passes_nothing() {
+        let subject = Arc::new(Simulated::default());
+        let name = subject.backend().name();
+        let gone = Capabilities::unavailable(name, Boundary::None, "no daemon", "start it");
+        let shelf = Shelf::new(subject.probe()).map(Arc::new);
+        let status = judge(case(|_| Box::pin(async { Ok(()) })), subject, gone, shelf).await.status;
+        assert!(matches!(status, Status::Skipped(why) if why.contains("no daemon")));
+    }
+}

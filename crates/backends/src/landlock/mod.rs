@@ -74,11 +74,12 @@ impl Landlock {
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
         let workspace = plan::workspace(admitted.spec())?;
         let private = Private::make(id, workspace.as_deref())?;
-        let mut plan = plan::plan(id, admitted, workspace, &private);
         let group = self
             .hierarchy()
             .create(id, admitted.limits())
             .map_err(|error| linux::no_group(NAME, error))?;
+        let held = group.is_some() && self.hierarchy().controllers().memory;
+        let mut plan = plan::plan(id, admitted, workspace, &private, held);
         plan.cgroup = group.as_ref().map(Group::plan);
         let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
         let pending = self.launcher()?.begin_bare(&plan, theirs.into());
@@ -149,6 +150,10 @@ impl Backend for Landlock {
 
     async fn probe(&self) -> Capabilities {
         probe::measure(self).await
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        linux::fingerprint()
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

@@ -4,19 +4,21 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stockade_core::{
-    Admitted, EffectiveLimits, Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace,
-};
-use stockade_launcher::{BarePlan, Rlimits};
+use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
+use stockade_launcher::BarePlan;
 
 use super::NAME;
 use super::private::Private;
+use crate::linux::limits::per_process;
 
+/// Without its control group. The number of processes is that one's alone: without a user namespace
+/// the kernel would count all of this user's.
 pub(super) fn plan(
     id: &SandboxId,
     admitted: &Admitted,
     workspace: Option<PathBuf>,
     private: &Private,
+    memory_is_held: bool,
 ) -> BarePlan {
     BarePlan {
         id: id.to_string(),
@@ -25,7 +27,7 @@ pub(super) fn plan(
         private: private.path().to_owned(),
         writable: vec![private.home(), private.temporary()],
         cgroup: None,
-        rlimits: rlimits(admitted.limits()),
+        rlimits: per_process(admitted.limits(), memory_is_held),
     }
 }
 
@@ -45,15 +47,4 @@ fn unusable(path: &Path, what: &str) -> Error {
     Error::new(ErrorCode::Invalid, "create", message)
         .backend(NAME)
         .remedy("name a directory that exists and that you may read")
-}
-
-/// What each single process is held to, whatever the groups do. Not the number of processes: without
-/// a user namespace the kernel would count all of this user's.
-fn rlimits(limits: &EffectiveLimits) -> Rlimits {
-    Rlimits {
-        nofile: limits.open_files.map(u64::from),
-        fsize: limits.disk.map(|disk| disk.0),
-        data: limits.memory.map(|memory| memory.0),
-        ..Rlimits::default()
-    }
 }

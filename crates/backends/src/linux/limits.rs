@@ -1,8 +1,26 @@
 //! Which limits control groups hold on this host, and what takes their place where they do not.
 
-use stockade_core::{Feature, LimitKind, Support};
+use stockade_core::{EffectiveLimits, Feature, LimitKind, Support};
+use stockade_launcher::Rlimits;
 
 use super::cgroup::Hierarchy;
+
+/// Without a group that holds memory, one process may not even reserve more than this many times the
+/// limit. Not the limit itself: stacks of threads are reserved whole and hardly ever used.
+const RESERVED: u64 = 4;
+
+/// What each single process is held to, whatever the groups do.
+pub(crate) fn per_process(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
+    Rlimits {
+        nofile: limits.open_files.map(u64::from),
+        fsize: limits.disk.map(|disk| disk.0),
+        data: limits
+            .memory
+            .filter(|_| !memory_is_held)
+            .map(|memory| memory.0.saturating_mul(RESERVED)),
+        ..Rlimits::default()
+    }
+}
 
 /// The limits that depend on control groups. What holds processes without one, and disk in any case,
 /// is each backend's own.
@@ -28,7 +46,7 @@ fn memory(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
         true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
-            "counting resident memory every 10 ms, and RLIMIT_DATA for each process",
+            "counting resident memory every 10 ms",
             "processes together may go beyond it for a few milliseconds",
             delegation_remedy(LimitKind::Memory),
         ),

@@ -81,3 +81,19 @@ pub(crate) fn provisional(backend: BackendName, spec: &SandboxSpec) -> Result<Ad
         Feature::ALL.iter().fold(none, |hope, feature| hope.with(*feature, Support::full("hope")));
     admit(spec, &hope).map_err(|refusals| Error::refused("probe", Some(backend), refusals))
 }
+
+/// The running kernel, who asks, from which control group, how many namespaces they may make, and
+/// the programs that build and judge.
+pub(crate) fn fingerprint() -> Option<String> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let facts = [
+        read("/proc/sys/kernel/random/boot_id")?,
+        read("/proc/self/cgroup")?,
+        read("/proc/sys/user/max_user_namespaces").unwrap_or_default(),
+        read("/proc/self/attr/current").unwrap_or_default(),
+        format!("{:?}", rustix::process::geteuid()),
+        env!("CARGO_PKG_VERSION").into(),
+        embed::version(),
+    ];
+    Some(facts.join("\n"))
+}

@@ -114,7 +114,8 @@ impl Guest {
 
     /// How many of `wanted` further processes the limit leaves room for.
     pub fn room_for_processes(&self, wanted: u32) -> u32 {
-        let running = u32::try_from(self.machine.processes()).unwrap_or(u32::MAX);
+        // The program itself counts, also where it runs before its task is on the list.
+        let running = u32::try_from(self.machine.processes().max(1)).unwrap_or(u32::MAX);
         self.limits.processes.map_or(wanted, |most| wanted.min(most.saturating_sub(running)))
     }
 

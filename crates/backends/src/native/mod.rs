@@ -81,7 +81,8 @@ impl Native {
         group: Option<&Group>,
         pipe: OwnedFd,
     ) -> Result<Launched> {
-        let mut plan = plan::plan(id, admitted)?;
+        let held = group.is_some() && self.hierarchy().controllers().memory;
+        let mut plan = plan::plan(id, admitted, held)?;
         plan.cgroup = group.map(Group::plan);
         let pending = self.launcher()?.begin(&plan, pipe).map_err(not_launched)?;
         linux::answer(NAME, pending).await
@@ -144,6 +145,10 @@ impl Backend for Native {
 
     async fn probe(&self) -> Capabilities {
         probe::measure(self).await
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        linux::fingerprint()
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

@@ -11,6 +11,7 @@ use stockade_core::{
 use stockade_launcher as launcher;
 
 use super::NAME;
+use crate::linux::limits::per_process;
 
 /// Whom commands run as when the caller does not say.
 const SOMEBODY: User = User { uid: 1000, gid: 1000 };
@@ -21,7 +22,11 @@ const MOST_SCRATCH: u64 = 1 << 30;
 /// The agent and the keeper of an execution: not the guest's.
 pub(super) const OWN_PROCESSES: u64 = 2;
 
-pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::LaunchPlan> {
+pub(super) fn plan(
+    id: &SandboxId,
+    admitted: &Admitted,
+    memory_is_held: bool,
+) -> Result<launcher::LaunchPlan> {
     let spec = admitted.spec();
     let limits = admitted.limits();
     let user = user(spec);
@@ -50,7 +55,7 @@ pub(super) fn plan(id: &SandboxId, admitted: &Admitted) -> Result<launcher::Laun
             Network::None | Network::Egress(_) => launcher::Network::None,
         },
         tmp_bytes: scratch,
-        rlimits: rlimits(limits),
+        rlimits: rlimits(limits, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
 }
@@ -93,13 +98,10 @@ fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
         .remedy("name a directory that exists and that you may read")
 }
 
-/// What each single process is held to, whatever the groups do.
-fn rlimits(limits: &EffectiveLimits) -> launcher::Rlimits {
+/// What each single process is held to, and how many the user namespace counts.
+fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> launcher::Rlimits {
     launcher::Rlimits {
-        nofile: limits.open_files.map(u64::from),
         nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
-        fsize: limits.disk.map(|disk| disk.0),
-        data: limits.memory.map(|memory| memory.0),
-        ..launcher::Rlimits::default()
+        ..per_process(limits, memory_is_held)
     }
 }

@@ -40,8 +40,10 @@ pub(crate) fn open(cgroup: Option<&Cgroup>) -> Result<Membership, Failure> {
     Ok(membership)
 }
 
+/// The list of threads, not of processes: moving oneself as a single thread needs no lock on every
+/// process of the host, which takes some ten milliseconds to get. A new process has one thread.
 fn member_list(directory: &Path) -> Result<OwnedFd, Failure> {
-    let list = directory.join("cgroup.procs");
+    let list = directory.join("tasks");
     let opened = rustix::fs::openat(CWD, &list, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
     opened.at(Wall::Cgroup, &name(&list))
 }

@@ -1,7 +1,7 @@
 //! The outcome, asked by anyone at any time; handles that are dropped, closed and detached (C-14,
 //! C-15, C-32).
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -95,68 +95,95 @@ async fn drop_kills(kit: Kit) -> Verdict {
 
 async fn detach(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let execution = room.start(probe(["spawn-detached", "marker", "1", "1000"])).await?;
-    heard(&mut execution.subscribe(), "ok").await?;
+    let execution = room.start_ready(["sleep", "600000"]).await?;
     let job = execution.job().clone();
-    let watcher = execution.detach();
-    check!(
-        kit.engine().watch(&job).is_some(),
-        "expected to find the execution by its job, saw none"
-    );
-    same!("ending", watcher.outcome().await.ending, Ending::Exited(0));
+    drop(execution.detach());
+    room.run(["exit", "0"]).await?.exited(0)?;
+    let Some(found) = kit.engine().watch(&job) else {
+        return Err(Stop::failed("expected to find the execution by its job, saw none"));
+    };
+    let ended = tokio::time::timeout(Duration::from_millis(300), found.outcome()).await;
+    check!(ended.is_err(), "expected it to go on, saw {ended:?}");
+    found.close().await?;
+    same!("ending", found.outcome().await.ending, Ending::Cancelled);
     Ok(())
 }
 
-/// Polls a future so many times and drops it; gives the answer if it came before.
-async fn given_up<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
-    let mut future = pin!(future);
+/// Polls a future so many times and no more; gives the answer if it came before.
+async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>, polls: usize) -> Option<T> {
     let mut left = polls;
     std::future::poll_fn(|context| {
         if left == 0 {
             return Poll::Ready(None);
         }
         left -= 1;
-        future.as_mut().poll(context).map(Some)
+        match future.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
     })
     .await
+}
+
+/// Polls a future so many times and drops it: at once, or when walls are being built for it.
+async fn given_up<T>(
+    kit: &Kit,
+    future: impl Future<Output = T>,
+    polls: usize,
+    when_building: bool,
+) -> Option<T> {
+    let before = kit.asked_for().len();
+    let mut future = pin!(future);
+    let answer = polled(future.as_mut(), polls).await;
+    let until = tokio::time::Instant::now() + Duration::from_millis(200);
+    while answer.is_none()
+        && when_building
+        && kit.asked_for().len() == before
+        && tokio::time::Instant::now() < until
+    {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    answer
 }
 
 /// More than the points at which any of these operations waits.
 const POLLS: usize = 25;
 
 async fn abandoned_run(kit: Kit) -> Verdict {
-    for polls in 0..POLLS {
+    for round in 0..2 * POLLS {
         let run = kit.engine().run(kit.spec(), probe(["ignore-signals-then-sleep", "600000"]));
-        if let Some(execution) = given_up(run, polls).await {
+        if let Some(execution) = given_up(&kit, run, round / 2, round % 2 == 1).await {
             drop(execution?);
             break;
         }
     }
-    kit.soon_all_gone().await
+    kit.gone_for_good().await
 }
 
 async fn abandoned_create(kit: Kit) -> Verdict {
-    for polls in 0..POLLS {
-        if let Some(id) = given_up(kit.engine().create(kit.spec()), polls).await {
+    for round in 0..2 * POLLS {
+        let create = kit.engine().create(kit.spec());
+        if let Some(id) = given_up(&kit, create, round / 2, round % 2 == 1).await {
             kit.engine().destroy(&id?).await?;
             break;
         }
     }
-    kit.soon_all_gone().await
+    kit.gone_for_good().await
 }
 
 async fn answer_not_taken(kit: Kit) -> Verdict {
     {
         let mut create = pin!(kit.engine().create(kit.spec()));
-        let mut polled = 0;
+        let mut turns = 0;
         // Polled until the sandbox is being built, and then left alone until it stands.
-        while kit.asked_for().is_empty() && polled < 1000 {
-            if let Some(id) = given_up(create.as_mut(), 1).await {
+        while kit.asked_for().is_empty() && turns < 1000 {
+            if let Some(id) = polled(create.as_mut(), 1).await {
                 kit.engine().destroy(&id?).await?;
-                return kit.soon_all_gone().await;
+                return kit.gone_for_good().await;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
-            polled += 1;
+            turns += 1;
         }
         eventually("the sandbox stands", || async {
             let listed = kit.backend().list().await?;
@@ -166,7 +193,7 @@ async fn answer_not_taken(kit: Kit) -> Verdict {
         })
         .await?;
     }
-    kit.soon_all_gone().await
+    kit.gone_for_good().await
 }
 
 async fn abandoned_exec(kit: Kit) -> Verdict {
@@ -176,7 +203,7 @@ async fn abandoned_exec(kit: Kit) -> Verdict {
         let mut command = probe(["ignore-signals-then-sleep", "600000"]);
         command.env.insert(MARK.parse()?, own.clone());
         let exec = kit.engine().exec(room.id(), command);
-        if let Some(execution) = given_up(exec, polls).await {
+        if let Some(execution) = polled(pin!(exec), polls).await {
             drop(execution?);
             break;
         }

@@ -1,11 +1,11 @@
 //! Ending a program: all of it, also what hides (C-11, C-15).
 
 use serde_json::json;
-use stockade_core::{Ending, Feature, Signal, Span};
+use stockade_core::{Ending, ExitStatus, Feature, Process, ProcessEvent, Signal, Span};
 
 use crate::case::{case, check, same};
 use crate::kit::{collect, heard, probe};
-use crate::{Case, Kit, Verdict};
+use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!("a time-out ends what was detached, too", "C-11", time_out_detached)
@@ -26,6 +26,7 @@ pub(super) const CASES: &[Case] = &[
     .isolation(),
     case!("a program that gave up its descriptors is ended in time", "C-11", closed_descriptors),
     case!("the tighter of two wall times holds", "C-11", tighter_wall_time),
+    case!("killing twice, or after the end, succeeds", "C-15", kill_twice),
     case!("a sandbox can be used again after a time-out", "C-11", used_again),
     case!("a time-out ends one execution and no other", "C-17", only_one),
     case!("a signal reaches the program", "C-10", signal).needs(&[Feature::Signals]),
@@ -109,6 +110,28 @@ async fn tighter_wall_time(kit: Kit) -> Verdict {
     Ok(())
 }
 
+/// Asks the backend itself: the engine kills but once.
+async fn kill_twice(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let sandbox = room.sandbox()?;
+    let limits = stockade_core::Limits::defaults();
+    let Process { mut events, control } =
+        sandbox.spawn(&probe(["sleep", "600000"]), &limits).await?;
+    control.kill().await?;
+    control.kill().await?;
+    let exit = loop {
+        match events.next().await {
+            Some(ProcessEvent::Output(..)) => {}
+            Some(ProcessEvent::Exit(exit)) => break exit,
+            None => return Err(Stop::failed("the events ended without an exit")),
+        }
+    };
+    same!("what ended it", exit.status, ExitStatus::Signalled(Signal::KILL));
+    check!(events.next().await.is_none(), "expected nothing after the exit, saw another event");
+    control.kill().await?;
+    Ok(())
+}
+
 async fn used_again(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let mut command = probe(["ignore-signals-then-sleep", "600000"]);
@@ -132,7 +155,9 @@ async fn only_one(kit: Kit) -> Verdict {
 
 async fn signal(kit: Kit) -> Verdict {
     for signal in [Signal::TERM, Signal::INT, Signal(10)] {
-        let execution = kit.start(kit.spec(), probe(["sleep", "600000"])).await?;
+        let mut command = probe(["sleep", "600000"]);
+        command.wall_time = Some(Span::secs(10));
+        let execution = kit.start(kit.spec(), command).await?;
         heard(&mut execution.subscribe(), "ready\n").await?;
         execution.signal(signal).await?;
         collect(execution.subscribe()).await?.ended(&Ending::Signalled(signal))?;

@@ -44,7 +44,7 @@ async fn destroy_again(kit: Kit) -> Verdict {
     let never: SandboxId = "neverwas0000000000".parse()?;
     kit.engine().destroy(&never).await?;
     let destroyed =
-        tokio::time::timeout(Duration::from_secs(20), kit.backend().destroy(&never)).await;
+        tokio::time::timeout(Duration::from_secs(10), kit.backend().destroy(&never)).await;
     destroyed.map_err(|_| Stop::failed("expected destroy to answer, but it hangs"))??;
     kit.all_gone().await
 }

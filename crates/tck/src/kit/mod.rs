@@ -134,6 +134,11 @@ impl Kit {
         self.0.capabilities.has(feature)
     }
 
+    /// Skips the rest of the case unless the backend declares this feature in full.
+    pub fn require(&self, feature: Feature) -> Verdict {
+        if self.has(feature) { Ok(()) } else { Err(Stop::Lacking(feature)) }
+    }
+
     /// What cases start from: the probe in the workspace, the mark in the environment.
     pub fn spec(&self) -> SandboxSpec {
         let mut spec = self.0.subject.spec();

@@ -46,6 +46,18 @@ impl Kit {
         eventually("everything is gone", || self.all_gone()).await
     }
 
+    /// Stops the case unless everything is gone soon and nothing comes back: for what was given up
+    /// half-way, and may still be under way.
+    pub async fn gone_for_good(&self) -> Verdict {
+        self.soon_all_gone().await?;
+        let until = tokio::time::Instant::now() + LISTEN;
+        while tokio::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            self.all_gone().await?;
+        }
+        Ok(())
+    }
+
     /// Whether a file in the host's side of the workspace still grows.
     pub(crate) async fn grows(&self, name: &str) -> Verdict<bool> {
         let size = || std::fs::metadata(self.workspace().join(name)).map_or(0, |found| found.len());

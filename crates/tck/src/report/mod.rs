@@ -1,7 +1,7 @@
 //! What became of each case, and the three forms in which that is told.
 
 mod junit;
-mod table;
+pub(crate) mod table;
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ pub(super) fn table(report: &Report) -> String {
 }
 
 /// Breaks text at blanks, and words that are too long anywhere; control characters are shown escaped.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let plain: String = text
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] })

@@ -77,8 +77,10 @@ async fn play(verb: &str, guest: &mut Guest, presence: &Presence) -> Played {
         }
         "wait-resize" => {
             guest.out(StreamId::Stdout, "ready\n").await;
-            guest.resized().await;
-            Ok(facts::terminal(guest))
+            match tokio::time::timeout(span(guest, 0), guest.resized()).await {
+                Ok(_) => Ok(facts::terminal(guest)),
+                Err(_) => Ok(json!({ "ok": false, "errno": 110 })),
+            }
         }
         _ => Err(ExitStatus::Exited(MISUSED)),
     }

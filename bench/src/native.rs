@@ -1,0 +1,183 @@
+//! The native backend beside its peers: all contestants take turns, so that a noisy machine is noisy
+//! for each of them. What is not installed is said, not left out.
+
+use std::error::Error;
+use std::fs;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stockade_backends::native::Native;
+use stockade_core::{Command, Ending, HostPath, SandboxId, SandboxSpec, Workspace};
+use stockade_engine::{Engine, EngineConfig};
+
+use crate::Measured;
+use crate::floor;
+use crate::peers::{Peer, peers};
+use crate::table::{Row, print};
+
+const ROUNDS: usize = 200;
+const AT_ONCE: usize = 100;
+
+/// Where everything is: a static program that does nothing, in a directory that is the workspace.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    pub program: PathBuf,
+}
+
+impl Place {
+    fn new() -> Result<Self, Box<dyn Error>> {
+        let dir = tempfile::tempdir()?;
+        let source = dir.path().join("true.c");
+        let program = dir.path().join("true");
+        fs::write(&source, "int main(void) { return 0; }\n")?;
+        let built = Process::new("cc")
+            .args(["-static", "-O2", "-s", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .status()?;
+        if !built.success() {
+            return Err(
+                "cc cannot build a static program (remedy: install gcc and libc6-dev)".into()
+            );
+        }
+        Ok(Self { dir, program })
+    }
+
+    pub fn workspace(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+struct Stockade {
+    engine: Engine,
+    spec: SandboxSpec,
+    live: SandboxId,
+    _state: tempfile::TempDir,
+}
+
+impl Stockade {
+    async fn new(place: &Place) -> Result<Self, Box<dyn Error>> {
+        let state = tempfile::tempdir()?;
+        let config = EngineConfig::at(state.path().join("state"));
+        let engine = Engine::open(config, vec![Arc::new(Native::new())]).await?;
+        let workspace = Workspace::Local(HostPath::try_from(place.workspace().to_owned())?);
+        let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
+        let live = engine.create(spec.clone()).await?;
+        Ok(Self { engine, spec, live, _state: state })
+    }
+
+    async fn cold(&self) -> Result<(), Box<dyn Error>> {
+        let execution = self.engine.run(self.spec.clone(), Command::program(["./true"])).await?;
+        expect_success(execution.outcome().await.ending)
+    }
+
+    async fn exec(&self) -> Result<(), Box<dyn Error>> {
+        let execution = self.engine.exec(&self.live, Command::program(["./true"])).await?;
+        expect_success(execution.outcome().await.ending)
+    }
+}
+
+fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
+    if ending == Ending::Exited(0) { Ok(()) } else { Err(format!("ended with {ending:?}").into()) }
+}
+
+/// Prints medians, 99th percentiles and ratios, and what a hundred sandboxes at once take.
+pub fn measure() -> Measured {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let place = Place::new()?;
+    let program = fs::File::open(&place.program)?;
+    let stockade = runtime.block_on(Stockade::new(&place))?;
+    let (present, absent): (Vec<Peer>, Vec<String>) = peers(&place);
+    let mut rows = vec![
+        Row::new("floor"),
+        Row::new("plain spawn"),
+        Row::new("library cold"),
+        Row::new("library exec"),
+    ];
+    rows.extend(present.iter().map(|peer| Row::new(peer.name)));
+    for _ in 0..ROUNDS {
+        rows[0].add(timed(|| floor::once(&program).map_err(Into::into))?);
+        rows[1].add(timed(|| spawn(&mut Process::new(&place.program)))?);
+        rows[2].add(timed_async(&runtime, stockade.cold())?);
+        rows[3].add(timed_async(&runtime, stockade.exec())?);
+        for (peer, row) in present.iter().zip(&mut rows[4..]) {
+            if row.len() < peer.rounds {
+                row.add(timed(|| spawn(&mut peer.command()))?);
+            }
+        }
+    }
+    println!("native: a static program that does nothing, {ROUNDS} rounds, taking turns");
+    print(&mut rows);
+    absent.iter().for_each(|reason| println!("not measured: {reason}"));
+    runtime.block_on(many_at_once(&stockade))?;
+    runtime.block_on(stockade.engine.close())?;
+    Ok(())
+}
+
+fn timed(work: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Duration, Box<dyn Error>> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed())
+}
+
+fn timed_async(
+    runtime: &tokio::runtime::Runtime,
+    work: impl Future<Output = Result<(), Box<dyn Error>>>,
+) -> Result<Duration, Box<dyn Error>> {
+    timed(|| runtime.block_on(work))
+}
+
+fn spawn(command: &mut Process) -> Result<(), Box<dyn Error>> {
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
+}
+
+async fn many_at_once(stockade: &Stockade) -> Result<(), Box<dyn Error>> {
+    let before = resident();
+    let start = Instant::now();
+    let creating: Vec<_> = (0..AT_ONCE)
+        .map(|_| {
+            let (engine, spec) = (stockade.engine.clone(), stockade.spec.clone());
+            tokio::spawn(async move { engine.create(spec).await })
+        })
+        .collect();
+    let mut ids = Vec::new();
+    for created in creating {
+        ids.push(created.await??);
+    }
+    let live = start.elapsed();
+    let each = resident().saturating_sub(before) / AT_ONCE as u64;
+    println!(
+        "{AT_ONCE} at once: all live in {:.0} ms, {each} KiB resident each",
+        live.as_secs_f64() * 1e3
+    );
+    for id in ids {
+        stockade.engine.destroy(&id).await?;
+    }
+    Ok(())
+}
+
+/// Resident memory of this process and everything below it, in KiB.
+fn resident() -> u64 {
+    let own = std::process::id().to_string();
+    let status = |pid: &str| fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        text.lines().find_map(|line| {
+            line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok()
+        })
+    };
+    let mut total = 0;
+    let mut todo = vec![own];
+    while let Some(pid) = todo.pop() {
+        let text = status(&pid);
+        // Files that are shared between them count once for everybody, so only what is private counts.
+        total += field(&text, "RssAnon:").unwrap_or(0) + field(&text, "RssShmem:").unwrap_or(0);
+        let children =
+            fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        todo.extend(children.split_whitespace().map(Into::into));
+    }
+    total
+}

@@ -1,0 +1,288 @@
+//! The flags that say what a sandbox is made of, shared by every command that takes a spec. A value
+//! that does not parse is refused by the flag's name; nothing is looked up but what a flag names.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+use stockade_core::{
+    BackendChoice, Boundary, Bytes, EgressRule, Error, ErrorCode, Feature, HostPath, Image, Limits,
+    Millicores, Mount, Network, Result, RootMode, SandboxPath, SandboxSpec, Span, TenantName, User,
+    Workspace,
+};
+
+use crate::config::Settings;
+use crate::env;
+use crate::workspace::{self, Asked};
+
+/// What a sandbox is made of.
+#[derive(Debug, Clone, Args)]
+pub struct SpecArgs {
+    /// Who builds the walls: `auto` takes the strongest boundary that can do all that is asked.
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<BackendChoice>,
+    /// Accept this boundary; may be given several times. Without it: any that makes a security claim.
+    #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
+    pub boundaries: Vec<Boundary>,
+    /// What the root is made of: host, dir:PATH, oci:PATH or wasm:PATH.
+    #[arg(long, value_name = "IMAGE", default_value = "host", hide_default_value = true)]
+    pub image: ImageArg,
+    /// Let the root be written to; the changes are gone with the sandbox.
+    #[arg(long)]
+    pub writable_root: bool,
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    #[command(flatten)]
+    pub surroundings: SurroundingArgs,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+/// Which files there are.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Files")]
+pub struct PlaceArgs {
+    /// The directory to work on; the current one unless told otherwise.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_workspace")]
+    pub workspace: Option<PathBuf>,
+    /// Start with an empty workspace that is gone with the sandbox.
+    #[arg(long)]
+    pub no_workspace: bool,
+    /// Make the workspace read-only.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Let a further directory or file of the host appear, read-only unless `rw` is said.
+    #[arg(long = "mount", value_name = "SRC:DST[:ro|rw]")]
+    pub mounts: Vec<MountArg>,
+    /// Where the command starts; the workspace unless told otherwise.
+    #[arg(long, value_name = "DIR")]
+    pub workdir: Option<SandboxPath>,
+}
+
+/// What the command finds around it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Surroundings")]
+pub struct SurroundingArgs {
+    /// What may be reached: none, loopback, or a list of hosts. Nothing unless told otherwise.
+    #[arg(long, value_name = "none|loopback|HOST[,HOST…]")]
+    pub net: Option<NetArg>,
+    /// Set a variable, or pass on the one of that name. Nothing else is inherited.
+    #[arg(long, value_name = "K=V|K")]
+    pub env: Vec<String>,
+    /// Set the variables that a file lists, one K=V on each line.
+    #[arg(long, value_name = "FILE")]
+    pub env_file: Vec<PathBuf>,
+    /// Run as this user and group, in numbers.
+    #[arg(long, value_name = "UID[:GID]")]
+    pub user: Option<User>,
+    /// Whom it is run for.
+    #[arg(long, value_name = "NAME")]
+    pub tenant: Option<TenantName>,
+    /// Note something beside the record. No place for secrets.
+    #[arg(long = "label", value_name = "K=V")]
+    pub labels: Vec<LabelArg>,
+    /// Do without a feature that this host cannot offer; may be given several times.
+    #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
+    pub without: Vec<Feature>,
+}
+
+/// How much may be used.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Share of processor time: cores such as 1.5, or millicores such as 500m.
+    #[arg(long, allow_negative_numbers = true, value_name = "CORES")]
+    pub cpu: Option<Millicores>,
+    /// Memory of the whole sandbox. [default: 512m]
+    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
+    pub mem: Option<Bytes>,
+    /// What may be written to disk. [default: 1g]
+    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
+    pub disk: Option<Bytes>,
+    /// Processes and threads. [default: 128]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
+    pub pids: Option<u32>,
+    /// How long it may take. [default: 60s]
+    #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
+    pub timeout: Option<Span>,
+    /// Processor time. [default: 30s]
+    #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
+    pub cpu_time: Option<Span>,
+    /// Output that is passed on; the rest is dropped. [default: 16m]
+    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
+    pub max_output: Option<Bytes>,
+    /// Open files of each process. [default: 1024]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
+    pub open_files: Option<u32>,
+}
+
+/// A kind of image and where it is.
+#[derive(Debug, Clone)]
+pub enum ImageArg {
+    /// The host's own directories.
+    Host,
+    /// A path, and what it holds.
+    At(fn(HostPath) -> Image, PathBuf),
+}
+
+/// A mount as it was written.
+#[derive(Debug, Clone)]
+pub struct MountArg {
+    source: PathBuf,
+    target: SandboxPath,
+    read_only: bool,
+}
+
+/// A network policy.
+#[derive(Debug, Clone)]
+pub struct NetArg(Network);
+
+/// A label.
+#[derive(Debug, Clone)]
+pub struct LabelArg(String, String);
+
+impl SpecArgs {
+    /// The workspace these flags mean: decided before configuration is read, which must not come from it.
+    pub fn workspace(&self) -> Result<Workspace> {
+        let asked = match (&self.place.workspace, self.place.no_workspace) {
+            (_, true) => Asked::Nothing,
+            (Some(dir), false) => Asked::Directory(dir),
+            (None, false) => Asked::Here,
+        };
+        workspace::resolve(&asked)
+    }
+
+    /// The spec these flags mean, over what is configured.
+    pub fn spec(&self, workspace: Workspace, settings: &Settings) -> Result<SandboxSpec> {
+        let place = &self.place;
+        let around = &self.surroundings;
+        let boundaries: BTreeSet<_> = self.boundaries.iter().copied().collect();
+        let spec = SandboxSpec {
+            backend: self.backend.clone().or(settings.backend.clone()).unwrap_or_default(),
+            boundaries: if boundaries.is_empty() { settings.boundaries() } else { boundaries },
+            image: self.image.resolve()?,
+            root: if self.writable_root { RootMode::CopyOnWrite } else { RootMode::ReadOnly },
+            workspace,
+            read_only: place.read_only,
+            mounts: place.mounts.iter().map(MountArg::resolve).collect::<Result<_>>()?,
+            env: env::gather(&around.env_file, &around.env)?,
+            user: around.user,
+            workdir: place.workdir.clone(),
+            network: around.net.clone().map(|net| net.0).unwrap_or_default(),
+            limits: self.limits.limits().or(settings.limits),
+            tenant: around.tenant.clone().or(settings.tenant.clone()).unwrap_or_default(),
+            labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
+            without: around.without.iter().copied().collect(),
+        };
+        workspace::keep_state_out(&spec, &settings.state_dir()?)?;
+        Ok(spec)
+    }
+}
+
+impl LimitArgs {
+    const fn limits(&self) -> Limits {
+        Limits {
+            cpu_rate: self.cpu,
+            cpu_time: self.cpu_time,
+            wall_time: self.timeout,
+            memory: self.mem,
+            disk: self.disk,
+            processes: self.pids,
+            open_files: self.open_files,
+            output: self.max_output,
+        }
+    }
+}
+
+impl ImageArg {
+    fn resolve(&self) -> Result<Image> {
+        match self {
+            Self::Host => Ok(Image::Host),
+            Self::At(kind, path) => existing("--image", path).map(kind),
+        }
+    }
+}
+
+impl MountArg {
+    fn resolve(&self) -> Result<Mount> {
+        let source = existing("--mount", &self.source)?;
+        Ok(Mount { source, target: self.target.clone(), read_only: self.read_only })
+    }
+}
+
+fn count(given: &str) -> Result<u32, String> {
+    given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
+}
+
+/// The path itself, behind all symbolic links, if it is there.
+pub fn existing(flag: &'static str, path: &Path) -> Result<HostPath> {
+    let real = path.canonicalize().map_err(|error| {
+        Error::new(ErrorCode::Invalid, flag, format!("`{}` cannot be used", path.display()))
+            .remedy("give a path that is there and that you may read")
+            .source(error)
+    })?;
+    HostPath::try_from(real)
+        .map_err(|error| Error::new(ErrorCode::Invalid, flag, error.to_string()))
+}
+
+impl FromStr for ImageArg {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let at = |kind: fn(HostPath) -> Image, path: &str| Ok(Self::At(kind, path.into()));
+        match given.split_once(':') {
+            None if given == "host" => Ok(Self::Host),
+            Some(("dir", path)) if !path.is_empty() => at(Image::Directory, path),
+            Some(("oci", path)) if !path.is_empty() => at(Image::Oci, path),
+            Some(("wasm", path)) if !path.is_empty() => at(Image::Wasm, path),
+            _ => Err("is not an image: give `host`, `dir:PATH`, `oci:PATH` or `wasm:PATH`".into()),
+        }
+    }
+}
+
+impl FromStr for MountArg {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let parts: Vec<_> = given.split(':').collect();
+        let (source, target, read_only) = match parts[..] {
+            [source, target] | [source, target, "ro"] => (source, target, true),
+            [source, target, "rw"] => (source, target, false),
+            _ => return Err("is not a mount: give `SRC:DST`, `SRC:DST:ro` or `SRC:DST:rw`".into()),
+        };
+        let target: SandboxPath = target.parse().map_err(|error| format!("{error}"))?;
+        if source.is_empty() || !target.is_absolute() {
+            return Err(
+                "is not a mount: give a source, and an absolute path where it appears".into()
+            );
+        }
+        Ok(Self { source: source.into(), target, read_only })
+    }
+}
+
+impl FromStr for NetArg {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        match given {
+            "none" => Ok(Self(Network::None)),
+            "loopback" => Ok(Self(Network::Loopback)),
+            list => {
+                let rules: Result<Vec<EgressRule>, _> = list.split(',').map(str::parse).collect();
+                rules.map(|rules| Self(Network::Egress(rules)))
+            }
+        }
+    }
+}
+
+impl FromStr for LabelArg {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        match given.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok(Self(key.into(), value.into())),
+            Some(_) | None => Err("is not a label: give `KEY=VALUE`".into()),
+        }
+    }
+}

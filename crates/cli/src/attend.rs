@@ -1,0 +1,161 @@
+//! Sees a program through from a terminal or a pipe: its output to where it belongs, input, signals
+//! and sizes to the program. The same for one that runs here and one behind a supervisor.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use stockade_core::{Command, Outcome, Result, Signal, Stdin, TerminalSize};
+use stockade_engine::{OutputEvent, Subscription, Watcher};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::capture::Captured;
+use crate::input;
+use crate::interrupts::{self, Interrupts};
+use crate::output::{Output, Stop};
+use crate::printer::Printer;
+use crate::reasons::reasons;
+use crate::terminal;
+
+/// What a command that writes to a closed pipe ends with everywhere.
+pub const CLOSED_PIPE: i32 = 128 + 13;
+
+/// How to influence a program, wherever it runs.
+pub trait Control {
+    /// Sends a signal to it and its descendants.
+    async fn signal(&self, signal: Signal) -> Result<()>;
+    /// Feeds it input, waiting while it does not read.
+    async fn write_stdin(&self, data: Bytes) -> Result<()>;
+    /// Ends its input.
+    async fn close_stdin(&self) -> Result<()>;
+    /// Changes its terminal's size.
+    async fn resize(&self, size: TerminalSize) -> Result<()>;
+}
+
+/// What a program does, in order, wherever it runs.
+pub trait Events {
+    /// The next event; nothing after the end.
+    async fn next(&mut self) -> Result<Option<OutputEvent>>;
+}
+
+impl Control for Watcher {
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        Self::signal(self, signal).await
+    }
+
+    async fn write_stdin(&self, data: Bytes) -> Result<()> {
+        Self::write_stdin(self, data).await
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        Self::close_stdin(self).await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        Self::resize(self, size).await
+    }
+}
+
+impl Events for Subscription {
+    async fn next(&mut self) -> Result<Option<OutputEvent>> {
+        Ok(Self::next(self).await)
+    }
+}
+
+/// How it came to an end.
+pub enum End {
+    /// By itself, or by a limit.
+    Over(Outcome),
+    /// The caller would not wait any longer.
+    Forced(Signal),
+    /// Nobody reads the output any more.
+    Unread,
+}
+
+/// Sees the program through while its output is looked after.
+pub async fn attend(
+    program: &impl Control,
+    interrupts: &mut Interrupts,
+    command: &Command,
+    output: impl Future<Output = Result<End>>,
+) -> Result<End> {
+    tokio::select! {
+        end = output => end,
+        signal = interrupts.conduct(program) => Ok(End::Forced(signal)),
+        never = feed(program, command) => match never? {},
+        never = follow_size(program, command) => match never? {},
+    }
+}
+
+/// Writes output as it comes.
+pub async fn relay(events: &mut impl Events, output: &mut Output) -> Result<End> {
+    while let Some(event) = events.next().await? {
+        match event {
+            OutputEvent::Output { stream, data, .. } => match output.write(stream, data).await {
+                Ok(()) => {}
+                Err(Stop::Closed) => return Ok(End::Unread),
+                Err(Stop::Failed(error)) => return Err(error),
+            },
+            // A follower is waited for, so only a program that is being ended leaves gaps.
+            OutputEvent::Gap { .. } => {}
+            OutputEvent::End(outcome) => return Ok(End::Over(outcome)),
+        }
+    }
+    std::future::pending().await
+}
+
+/// Holds output until the end.
+pub async fn collect(events: &mut impl Events, captured: &mut Captured) -> Result<End> {
+    while let Some(event) = events.next().await? {
+        match event {
+            OutputEvent::Output { stream, data, .. } => captured.take(stream, &data),
+            OutputEvent::Gap { .. } => {}
+            OutputEvent::End(outcome) => return Ok(End::Over(outcome)),
+        }
+    }
+    std::future::pending().await
+}
+
+/// Waits until all output is written, says what the exit code alone does not, and answers that code.
+pub async fn conclude(
+    end: End,
+    mut output: Output,
+    interrupts: &mut Interrupts,
+    printer: &Printer,
+) -> Result<i32> {
+    let outcome = match end {
+        End::Forced(signal) => return Ok(interrupts::exit_code(signal)),
+        End::Unread => return Ok(CLOSED_PIPE),
+        End::Over(outcome) => outcome,
+    };
+    let written = tokio::select! {
+        written = output.finish() => written,
+        signal = interrupts.next() => return Ok(interrupts::exit_code(signal)),
+    };
+    match written {
+        Ok(()) => {}
+        Err(Stop::Closed) => return Ok(CLOSED_PIPE),
+        Err(Stop::Failed(error)) => return Err(error),
+    }
+    reasons(&outcome).iter().for_each(|reason| printer.note(reason));
+    Ok(outcome.exit_code())
+}
+
+async fn feed(program: &impl Control, command: &Command) -> Result<Infallible> {
+    match command.stdin {
+        Stdin::Stream => input::feed(program).await,
+        Stdin::None | Stdin::Bytes(_) => std::future::pending().await,
+    }
+}
+
+async fn follow_size(program: &impl Control, command: &Command) -> Result<Infallible> {
+    if command.terminal.is_none() {
+        return std::future::pending().await;
+    }
+    let Ok(mut changes) = signal(SignalKind::window_change()) else {
+        return std::future::pending().await;
+    };
+    loop {
+        changes.recv().await;
+        let _ = program.resize(terminal::size()).await;
+    }
+}

@@ -1,0 +1,226 @@
+//! `stockade audit`: reads the journal and checks it. Writes nothing.
+
+use clap::{Args, Subcommand};
+use stockade_core::{Ending, Error, ErrorCode, JobId, Outcome, Result, TenantName, Workspace};
+use stockade_engine::{
+    Break, Damage, Event, Filter, Job, Journal, JournalOptions, Record, StateDir, Timestamp,
+    Verdict,
+};
+
+use crate::config::Settings;
+use crate::printer::{Printer, Tone};
+use crate::table::{Cell, Table};
+
+/// What to do with the journal.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    #[command(subcommand)]
+    verb: AuditVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum AuditVerb {
+    /// List what was run.
+    List {
+        /// Only for this tenant.
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<TenantName>,
+    },
+    /// Show everything about one job.
+    Show {
+        /// The job's id, as `audit list` shows it.
+        #[arg(value_name = "JOB")]
+        job: JobId,
+    },
+    /// Check that nothing was changed or removed: 0 if so, 1 if not, saying where.
+    Verify,
+}
+
+/// Reads or checks the journal.
+pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let state = StateDir::open(settings.state_dir()?)?;
+    let journal = Journal::open(&state, JournalOptions::default())?;
+    match args.verb {
+        AuditVerb::List { tenant } => list(&journal, tenant, printer),
+        AuditVerb::Show { job } => show(&journal, &job, printer),
+        AuditVerb::Verify => Ok(verify(&journal.verify()?, printer)),
+    }
+}
+
+fn list(journal: &Journal, tenant: Option<TenantName>, printer: &Printer) -> Result<i32> {
+    let jobs = journal.jobs(Filter { tenant, ..Filter::default() })?;
+    let jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
+    if printer.is_json() {
+        printer.json(&jobs);
+        return Ok(0);
+    }
+    if jobs.is_empty() {
+        printer.note("nothing was run yet");
+        return Ok(0);
+    }
+    let mut table = Table::new(["JOB", "STARTED (UTC)", "TENANT", "RESULT", "COMMAND"]).cut();
+    jobs.iter().filter_map(row).for_each(|row| table.row(row));
+    printer.data(&table.render(printer));
+    Ok(0)
+}
+
+fn row(job: &Job) -> Option<[Cell; 5]> {
+    let Event::Started { job: id, tenant, command, .. } = &job.started.event else {
+        return None;
+    };
+    let (tone, result) = result(job);
+    Some([
+        Cell::plain(id.as_str()),
+        Cell::plain(to_the_second(job.started.time)),
+        Cell::plain(tenant.as_str()),
+        Cell::toned(tone, result),
+        Cell::plain(line(command)),
+    ])
+}
+
+fn to_the_second(time: Timestamp) -> String {
+    time.to_string().chars().take(19).collect::<String>().replace('T', " ")
+}
+
+/// How a job ended, in a word or two.
+fn result(job: &Job) -> (Tone, String) {
+    match job.stopped.as_ref().and_then(outcome) {
+        None => (Tone::Fair, "no end".into()),
+        Some(outcome) if outcome.success() => (Tone::Good, "exit 0".into()),
+        Some(outcome) => (Tone::Bad, ending(&outcome.ending)),
+    }
+}
+
+fn outcome(record: &Record) -> Option<&Outcome> {
+    match &record.event {
+        Event::Stopped { outcome, .. } => Some(outcome),
+        Event::Started { .. }
+        | Event::Created { .. }
+        | Event::Destroyed { .. }
+        | Event::Refused { .. }
+        | Event::Rotated { .. } => None,
+    }
+}
+
+fn ending(ending: &Ending) -> String {
+    match ending {
+        Ending::Exited(code) => format!("exit {code}"),
+        Ending::Signalled(signal) => signal.name(),
+        Ending::StartFailed(_) => "not started".into(),
+        Ending::LimitExceeded(kind) => format!("{kind} limit"),
+        Ending::TimedOut => "timed out".into(),
+        Ending::Cancelled => "cancelled".into(),
+        Ending::Lost(_) => "lost".into(),
+    }
+}
+
+/// The command as a person would type it.
+fn line(argv: &[String]) -> String {
+    let quoted = argv.iter().map(|word| {
+        let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
+    let Some(job) = journal.job(id)? else {
+        return Err(Error::new(
+            ErrorCode::NotFound,
+            "audit show",
+            format!("there is no job `{id}`"),
+        )
+        .remedy("`stockade audit list` shows the ones there are"));
+    };
+    if printer.is_json() {
+        printer.json(&job);
+    } else {
+        printer.data(&details(&job).render(printer));
+    }
+    Ok(0)
+}
+
+fn details(job: &Job) -> Table<2> {
+    let mut table = Table::new(["FIELD", "VALUE"]);
+    let mut add = |name: &str, value: Vec<String>| {
+        if !value.is_empty() {
+            table.row([Cell::plain(name), Cell::lines(value)]);
+        }
+    };
+    if let Event::Started { job, sandbox, tenant, backend, boundary, command, workspace, .. } =
+        &job.started.event
+    {
+        add("job", vec![job.to_string()]);
+        add("sandbox", vec![sandbox.to_string()]);
+        add("tenant", vec![tenant.to_string()]);
+        add("backend", vec![format!("{backend}, boundary {boundary}")]);
+        add("command", vec![line(command)]);
+        add("workspace", vec![workspace_text(workspace)]);
+    }
+    if let Event::Started { without, labels, .. } = &job.started.event {
+        add("without", without.iter().map(ToString::to_string).collect());
+        add("labels", labels.iter().map(|(key, value)| format!("{key}={value}")).collect());
+    }
+    add("started", vec![job.started.time.to_string()]);
+    add("stopped", job.stopped.iter().map(|record| record.time.to_string()).collect());
+    add("result", vec![result(job).1]);
+    if let Some(outcome) = job.stopped.as_ref().and_then(outcome) {
+        add("reason", crate::reasons::reasons(outcome));
+        add("used", used(outcome));
+        add(
+            "output",
+            vec![format!("{} bytes, errors {} bytes", outcome.stdout.bytes, outcome.stderr.bytes)],
+        );
+    }
+    add("record", vec![format!("{} {}", job.started.seq, job.started.hash)]);
+    table
+}
+
+fn workspace_text(workspace: &Workspace) -> String {
+    match workspace {
+        Workspace::Ephemeral => "empty".into(),
+        Workspace::Local(dir) => dir.to_string(),
+    }
+}
+
+fn used(outcome: &Outcome) -> Vec<String> {
+    let usage = &outcome.usage;
+    let cpu = usage.cpu_ms.map(|ms| format!("{ms} ms of processor"));
+    let memory = usage.peak_memory_bytes.map(|bytes| format!("{} KiB of memory", bytes / 1024));
+    let all = [Some(format!("{} ms", usage.wall_ms)), cpu, memory];
+    vec![all.into_iter().flatten().collect::<Vec<_>>().join(", ")]
+}
+
+fn verify(verdict: &Verdict, printer: &Printer) -> i32 {
+    let (code, text) = match verdict {
+        Verdict::Clean { records, head } => {
+            let clean = printer.tone(Tone::Good, "clean");
+            (0, format!("{clean}: {records} records, the last one {head}\n"))
+        }
+        Verdict::Broken(place) => {
+            (1, format!("{}: {}\n", printer.tone(Tone::Bad, "broken"), broken(place)))
+        }
+    };
+    if printer.is_json() {
+        printer.json(verdict);
+    } else {
+        printer.data(&text);
+    }
+    code
+}
+
+fn broken(Break { segment, line, seq, what }: &Break) -> String {
+    let what = match what {
+        Damage::Changed => "was changed",
+        Damage::Removed => "was removed",
+        Damage::Reordered => "is not in its place",
+        Damage::Truncated => "and what follows in its file was cut off",
+        Damage::Malformed => "is not a record",
+    };
+    format!("record {seq} ({segment} line {line}) {what}")
+}

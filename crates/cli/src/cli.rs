@@ -1,0 +1,73 @@
+//! The commands there are and the flags that all of them share.
+
+use clap::{Parser, Subcommand};
+
+use crate::audit::AuditArgs;
+use crate::completions::CompletionsArgs;
+use crate::detect::DetectArgs;
+use crate::explain::ExplainArgs;
+use crate::lasting::VERB;
+use crate::lasting::cp::CpArgs;
+use crate::lasting::create::CreateArgs;
+use crate::lasting::exec::ExecArgs;
+use crate::lasting::kill::KillArgs;
+use crate::lasting::logs::LogsArgs;
+use crate::lasting::ps::PsArgs;
+use crate::lasting::rm::RmArgs;
+use crate::lasting::shell::ShellArgs;
+use crate::run::RunArgs;
+use crate::tck::{ENGINE, EngineArgs, TckArgs};
+
+/// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
+#[derive(Debug, Parser)]
+#[command(name = "stockade", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(max_term_width = 100)]
+pub struct Cli {
+    /// Answer with one JSON object on standard output.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run one command in a sandbox of its own.
+    ///
+    /// Output streams live. The exit code is the command's own; 124 when its time ran out, 125 when
+    /// stockade itself failed, 126 and 127 when it could not be executed or found, 128 + n when a
+    /// signal ended it.
+    Run(RunArgs),
+    /// Make a sandbox that lives on, and print its id.
+    Create(CreateArgs),
+    /// Run one more command in a sandbox that lives on.
+    Exec(ExecArgs),
+    /// Open a shell in a sandbox that lives on, or in a fresh one.
+    Shell(ShellArgs),
+    /// Copy files and directories into a sandbox or out of it.
+    Cp(CpArgs),
+    /// List the sandboxes of every stockade process of this user.
+    Ps(PsArgs),
+    /// Show what a command in a sandbox has written.
+    Logs(LogsArgs),
+    /// End sandboxes at once, with everything in them.
+    Kill(KillArgs),
+    /// Clear away sandboxes that nobody uses.
+    Rm(RmArgs),
+    #[command(name = VERB, hide = true)]
+    Supervise,
+    /// Show what each backend was measured to have on this host.
+    Detect(DetectArgs),
+    /// Show which backend a command would get and why not the others. Runs nothing.
+    Explain(ExplainArgs),
+    /// Read the journal of what was run.
+    Audit(AuditArgs),
+    /// Run the conformance kit on the backends of this host.
+    Tck(TckArgs),
+    #[command(name = ENGINE, hide = true)]
+    TckEngine(EngineArgs),
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+}

@@ -1,0 +1,254 @@
+//! Settings from the system's file, the user's file, the environment and flags; later ones win. They
+//! never come from the workspace: what a guest can write must not decide how it is walled in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use stockade_core::{
+    BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
+};
+use stockade_engine::{EngineConfig, Quota, StateDir};
+
+use crate::printer::Printer;
+use crate::workspace;
+
+const READ: &str = "read the configuration";
+const SYSTEM: &str = "/etc/stockade/config.toml";
+const PREFIX: &str = "STOCKADE_";
+
+/// What is configured. Absent: nobody said.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Settings {
+    /// Who builds the walls.
+    pub backend: Option<BackendChoice>,
+    /// Boundaries that are accepted.
+    boundaries: Option<BTreeSet<Boundary>>,
+    /// Whom commands are run for.
+    pub tenant: Option<TenantName>,
+    /// Limits of every sandbox.
+    pub limits: Limits,
+    /// Where journal and leases live.
+    state_dir: Option<PathBuf>,
+    /// What each tenant may use at once.
+    quotas: BTreeMap<TenantName, QuotaSetting>,
+    /// What every other tenant may use at once.
+    default_quota: Option<QuotaSetting>,
+}
+
+/// What a tenant may use at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct QuotaSetting {
+    sandboxes: u32,
+}
+
+impl Settings {
+    /// Reads everything there is, except what lies in the workspace.
+    pub fn load(workspace: Option<&Workspace>, printer: &Printer) -> Result<Self> {
+        let mut settings = Self::default();
+        for file in [Some(PathBuf::from(SYSTEM)), user_file()].into_iter().flatten() {
+            if let Some(text) = trusted(&file, workspace, printer)? {
+                settings = parse(&file, &text)?.over(settings);
+            }
+        }
+        Ok(from_env(std::env::vars_os(), printer)?.over(settings))
+    }
+
+    /// Boundaries that are accepted; none: any that makes a security claim.
+    pub fn boundaries(&self) -> BTreeSet<Boundary> {
+        self.boundaries.clone().unwrap_or_default()
+    }
+
+    /// Where journal and leases live.
+    pub fn state_dir(&self) -> Result<PathBuf> {
+        match &self.state_dir {
+            Some(dir) => Ok(dir.clone()),
+            None => StateDir::default_location(|name| std::env::var_os(name)).map_err(|error| {
+                Error::new(error.code(), error.operation(), error.message())
+                    .remedy("set HOME, XDG_STATE_HOME or STOCKADE_STATE_DIR")
+            }),
+        }
+    }
+
+    /// What the engine is opened with.
+    pub fn engine(&self) -> Result<EngineConfig> {
+        let quota = |setting: QuotaSetting| Quota { sandboxes: Some(setting.sandboxes) };
+        Ok(EngineConfig {
+            quotas: self.quotas.iter().map(|(name, set)| (name.clone(), quota(*set))).collect(),
+            default_quota: self.default_quota.map(quota).unwrap_or_default(),
+            ..EngineConfig::at(self.state_dir()?)
+        })
+    }
+
+    /// These settings, with the ones left out taken from `earlier`.
+    fn over(self, earlier: Self) -> Self {
+        let mut quotas = earlier.quotas;
+        quotas.extend(self.quotas);
+        Self {
+            backend: self.backend.or(earlier.backend),
+            boundaries: self.boundaries.or(earlier.boundaries),
+            tenant: self.tenant.or(earlier.tenant),
+            limits: self.limits.or(earlier.limits),
+            state_dir: self.state_dir.or(earlier.state_dir),
+            quotas,
+            default_quota: self.default_quota.or(earlier.default_quota),
+        }
+    }
+}
+
+fn user_file() -> Option<PathBuf> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+    Some(base.join("stockade/config.toml"))
+}
+
+/// The text of a file, if it is there and no guest can have written it.
+fn trusted(
+    file: &Path,
+    workspace: Option<&Workspace>,
+    printer: &Printer,
+) -> Result<Option<String>> {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let message = format!("`{}` cannot be read", file.display());
+            return Err(Error::new(ErrorCode::Invalid, READ, message)
+                .remedy("make it a readable text file, or remove it")
+                .source(error));
+        }
+    };
+    match workspace {
+        Some(Workspace::Local(dir)) if workspace::real(file).starts_with(dir.as_path()) => {
+            let file = file.display();
+            printer.note(&format!("note: `{file}` is ignored: it lies in the workspace"));
+            Ok(None)
+        }
+        Some(Workspace::Local(_) | Workspace::Ephemeral) | None => Ok(Some(text)),
+    }
+}
+
+fn parse(file: &Path, text: &str) -> Result<Settings> {
+    let settings: Settings = toml::from_str(text).map_err(|error| {
+        let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
+        let place = line.map(|line| format!(" line {line}")).unwrap_or_default();
+        let message = format!("`{}`{place}: {}", file.display(), error.message());
+        Error::new(ErrorCode::Invalid, READ, message.replace('\n', " "))
+            .remedy("correct or remove that line")
+    })?;
+    match &settings.state_dir {
+        Some(dir) if !dir.is_absolute() => {
+            let message = format!("`{}`: stateDir is not an absolute path", file.display());
+            Err(Error::new(ErrorCode::Invalid, READ, message).remedy("give the whole path"))
+        }
+        Some(_) | None => Ok(settings),
+    }
+}
+
+/// One variable and where its value goes.
+type Variable = (&'static str, fn(&mut Settings, &str) -> Result<(), String>);
+
+const VARIABLES: [Variable; 12] = [
+    ("BACKEND", |to, given| set(&mut to.backend, given)),
+    ("BOUNDARIES", |to, given| {
+        let all: Result<_, String> = given.split(',').map(str::parse).collect();
+        to.boundaries = Some(all?);
+        Ok(())
+    }),
+    ("TENANT", |to, given| set(&mut to.tenant, given)),
+    ("STATE_DIR", |to, given| {
+        let dir = std::path::absolute(given).map_err(|error| error.to_string())?;
+        to.state_dir = Some(dir);
+        Ok(())
+    }),
+    ("CPU", |to, given| set(&mut to.limits.cpu_rate, given)),
+    ("MEM", |to, given| set(&mut to.limits.memory, given)),
+    ("DISK", |to, given| set(&mut to.limits.disk, given)),
+    ("PIDS", |to, given| set(&mut to.limits.processes, given)),
+    ("TIMEOUT", |to, given| set(&mut to.limits.wall_time, given)),
+    ("CPU_TIME", |to, given| set(&mut to.limits.cpu_time, given)),
+    ("MAX_OUTPUT", |to, given| set(&mut to.limits.output, given)),
+    ("OPEN_FILES", |to, given| set(&mut to.limits.open_files, given)),
+];
+
+fn set<T: std::str::FromStr<Err: std::fmt::Display>>(
+    to: &mut Option<T>,
+    given: &str,
+) -> Result<(), String> {
+    *to = Some(given.parse().map_err(|error: T::Err| error.to_string())?);
+    Ok(())
+}
+
+fn from_env(
+    variables: impl Iterator<Item = (OsString, OsString)>,
+    printer: &Printer,
+) -> Result<Settings> {
+    let mut settings = Settings::default();
+    for (name, value) in variables {
+        let Some(name) = name.to_str() else { continue };
+        let Some(setting) = name.strip_prefix(PREFIX) else { continue };
+        match VARIABLES.iter().find(|(known, _)| *known == setting) {
+            Some((_, apply)) => {
+                let applied = value
+                    .to_str()
+                    .map_or(Err("is not valid UTF-8".into()), |value| apply(&mut settings, value));
+                applied.map_err(|why| wrong_variable(name, &why))?;
+            }
+            None => printer.note(&format!("note: {name} is no setting of stockade: ignored")),
+        }
+    }
+    Ok(settings)
+}
+
+fn wrong_variable(name: &str, why: &str) -> Error {
+    Error::new(ErrorCode::Invalid, READ, format!("{name}: {why}")).remedy("correct or unset it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_toml(text: &str) -> Result<Settings> {
+        parse(Path::new("/etc/x.toml"), text)
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_file_and_key() {
+        for (text, key) in [
+            ("backends = \"native\"", "backends"),
+            ("[limits]\nram = \"1g\"", "ram"),
+            ("[quotas.a]\nboxes = 1", "boxes"),
+        ] {
+            let error = from_toml(text).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains("/etc/x.toml"), "{error}");
+        }
+    }
+
+    #[test]
+    fn later_settings_win_one_by_one() {
+        let early = from_toml("backend = \"native\"\n[limits]\nmemory = \"1g\"\ndisk = \"2g\"");
+        let late = from_toml("tenant = \"a\"\n[limits]\nmemory = \"2g\"");
+        let merged = late.unwrap().over(early.unwrap());
+        let expected =
+            "backend = \"native\"\ntenant = \"a\"\n[limits]\nmemory = \"2g\"\ndisk = \"2g\"";
+        assert_eq!(merged, from_toml(expected).unwrap());
+    }
+
+    #[test]
+    fn every_variable_is_a_setting_and_nonsense_is_refused_by_its_name() {
+        let printer = Printer::new(false);
+        let given = |name: &str, value: &str| {
+            let all = [(OsString::from(name), OsString::from(value))];
+            from_env(all.into_iter(), &printer)
+        };
+        assert_eq!(given("STOCKADE_MEM", "1g").unwrap().limits.memory.unwrap().0, 1 << 30);
+        for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
+            let error = given(name, "lots").unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("unset"), "{error}");
+        }
+    }
+}

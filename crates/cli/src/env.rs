@@ -1,0 +1,85 @@
+//! The variables a command gets: those that flags and files name, and no others.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use stockade_core::{EnvName, Error, ErrorCode, Result};
+
+const FLAG: &str = "--env";
+const FILE: &str = "--env-file";
+/// Far more than any environment a program can be given.
+const LARGEST: u64 = 1 << 20;
+
+/// Files first, flags over them, in the order they were given.
+pub fn gather(files: &[PathBuf], flags: &[String]) -> Result<BTreeMap<EnvName, String>> {
+    let mut all = BTreeMap::new();
+    for file in files {
+        read_file(file, &mut all)?;
+    }
+    for flag in flags {
+        let (name, value) = variable(flag)?;
+        all.insert(name, value);
+    }
+    Ok(all)
+}
+
+fn variable(given: &str) -> Result<(EnvName, String)> {
+    let (name, value) = match given.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (given, None),
+    };
+    let name: EnvName = name.parse().map_err(|error| invalid(FLAG, format!("{error}")))?;
+    match value {
+        Some(value) => Ok((name, value)),
+        None => inherited(name),
+    }
+}
+
+fn inherited(name: EnvName) -> Result<(EnvName, String)> {
+    match std::env::var(name.as_str()) {
+        Ok(value) => Ok((name, value)),
+        Err(std::env::VarError::NotPresent) => {
+            Err(invalid(FLAG, format!("{name} is not set here"))
+                .remedy(format!("set it, or give a value: --env {name}=…")))
+        }
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(invalid(FLAG, format!("the value of {name} is not valid UTF-8")))
+        }
+    }
+}
+
+fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
+    for (at, line) in text(file)?.lines().enumerate() {
+        let line = line.trim_start();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        // The line itself may be a secret, so only its place is told (C-41).
+        let place = || format!("`{}` line {}", file.display(), at + 1);
+        let (name, value) = line
+            .split_once('=')
+            .ok_or_else(|| invalid(FILE, format!("{} is not of the form K=V", place())))?;
+        let name = name
+            .parse()
+            .map_err(|_| invalid(FILE, format!("{} does not name a variable", place())))?;
+        all.insert(name, value.to_owned());
+    }
+    Ok(())
+}
+
+fn text(file: &Path) -> Result<String> {
+    let unreadable = |error: std::io::Error| {
+        invalid(FILE, format!("`{}` cannot be read", file.display()))
+            .remedy("give a text file that is there and that you may read")
+            .source(error)
+    };
+    let size = std::fs::metadata(file).map_err(unreadable)?.len();
+    if size > LARGEST {
+        return Err(invalid(FILE, format!("`{}` is larger than {LARGEST} bytes", file.display())));
+    }
+    std::fs::read_to_string(file).map_err(unreadable)
+}
+
+fn invalid(flag: &'static str, message: String) -> Error {
+    Error::new(ErrorCode::Invalid, flag, message)
+}

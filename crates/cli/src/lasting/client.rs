@@ -1,0 +1,100 @@
+//! The command's half of a supervisor's socket.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::fault::{broken, out_of_turn};
+use super::frame::{self, FrameError};
+use super::message::{Reply, Request, VERSION};
+use super::socket::Sockets;
+
+/// How long a supervisor may take to greet. It does nothing that takes long but in tasks of its own.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// A connection to a supervisor that speaks the same language.
+pub struct Connection {
+    /// What the supervisor says.
+    pub reader: OwnedReadHalf,
+    /// What it is told.
+    pub writer: OwnedWriteHalf,
+    /// What it is used for, for messages.
+    pub operation: &'static str,
+}
+
+impl Connection {
+    /// Connects; nothing if no supervisor listens.
+    pub async fn open(
+        sockets: &Sockets,
+        id: &SandboxId,
+        operation: &'static str,
+    ) -> Result<Option<Self>> {
+        let Some(stream) = sockets.connect(id).await? else { return Ok(None) };
+        same_user(&stream, operation)?;
+        let (reader, writer) = stream.into_split();
+        let mut connection = Self { reader, writer, operation };
+        match tokio::time::timeout(GREETING, connection.greet()).await {
+            Ok(greeted) => greeted.map(|()| Some(connection)),
+            Err(_) => Err(Error::new(ErrorCode::TooSlow, operation, "its supervisor says nothing")
+                .remedy("end it: `stockade ps` shows its process id")),
+        }
+    }
+
+    async fn greet(&mut self) -> Result<()> {
+        let answer = self.ask(&Request::Hello { version: VERSION }).await?.0;
+        if !matches!(answer, Reply::Hello { version: VERSION }) {
+            return Err(out_of_turn(self.operation));
+        }
+        Ok(())
+    }
+
+    /// Says one thing and hears the answer.
+    pub async fn ask(&mut self, request: &Request) -> Result<(Reply, Bytes)> {
+        self.ask_with(request, &[]).await
+    }
+
+    /// The same with a payload.
+    pub async fn ask_with(&mut self, request: &Request, data: &[u8]) -> Result<(Reply, Bytes)> {
+        self.say(request, data).await?;
+        self.hear().await
+    }
+
+    /// Says one thing.
+    pub async fn say(&mut self, request: &Request, data: &[u8]) -> Result<()> {
+        let sent = frame::send(&mut self.writer, request, data).await;
+        sent.map_err(|error| broken(self.operation, error))
+    }
+
+    /// Hears one thing. An error on the other side is one here.
+    pub async fn hear(&mut self) -> Result<(Reply, Bytes)> {
+        hear(&mut self.reader, self.operation).await
+    }
+
+    /// Waits until the supervisor has gone.
+    pub async fn gone(mut self) {
+        while let Ok(Some(_)) = frame::receive::<Reply>(&mut self.reader).await {}
+    }
+}
+
+/// Hears one thing. An error on the other side is one here.
+pub async fn hear(reader: &mut OwnedReadHalf, operation: &'static str) -> Result<(Reply, Bytes)> {
+    match frame::receive(reader).await {
+        Ok(Some((Reply::Failed(error), _))) => Err(error.into_error(operation)),
+        Ok(Some(heard)) => Ok(heard),
+        Ok(None) => Err(broken(operation, FrameError::Closed)),
+        Err(error) => Err(broken(operation, error)),
+    }
+}
+
+/// Nobody else can listen in a directory of this user, except root, who is somebody else.
+fn same_user(stream: &UnixStream, operation: &'static str) -> Result<()> {
+    let owner = stream.peer_cred().map(|peer| peer.uid()).ok();
+    if owner == Some(rustix::process::geteuid().as_raw()) {
+        return Ok(());
+    }
+    let message = "its supervisor belongs to another user";
+    Err(Error::new(ErrorCode::Denied, operation, message).remedy("run this as that user"))
+}

@@ -1,0 +1,93 @@
+//! The host's side of a copy: everything through handles, no symbolic link followed below what the
+//! caller named, and nothing opened that could block.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use stockade_core::{EntryKind, Error, ErrorCode};
+
+use super::CP;
+
+const BELOW: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// Opens what the caller named, wherever that leads.
+pub fn open_named(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+/// Opens a file or directory for reading.
+pub fn open(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(dir, name, OFlags::RDONLY | BELOW, Mode::empty())?)
+}
+
+/// What kind of thing a handle or a name is, and whether it can be executed.
+pub fn kind(of: &rustix::fs::Stat) -> (EntryKind, bool) {
+    let kind = match FileType::from_raw_mode(of.st_mode) {
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => EntryKind::Symlink,
+        FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => EntryKind::Other,
+    };
+    (kind, of.st_mode & 0o111 != 0)
+}
+
+/// What is at a name, itself and not what it points to.
+pub fn look(dir: impl AsFd, name: &OsStr) -> io::Result<EntryKind> {
+    Ok(kind(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?).0)
+}
+
+/// The names in a directory, in order.
+pub fn names(dir: impl AsFd) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name));
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Makes a directory, or takes the one that is there.
+pub fn make_dir(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::DIRECTORY | BELOW, Mode::empty())?)
+}
+
+/// Makes a regular file, or empties the one that is there.
+pub fn create(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
+    let flags = OFlags::WRONLY | OFlags::CREATE | BELOW;
+    let file: File = rustix::fs::openat(dir, name, flags, mode)?.into();
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    // Emptied only now: a device or a pipe in its place must not be touched.
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// A failure at a path of the host.
+pub fn failed(what: &'static str, path: &str, error: io::Error) -> Error {
+    let code = match Errno::from_io_error(&error) {
+        Some(Errno::NOENT) => ErrorCode::NotFound,
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => ErrorCode::Denied,
+        Some(_) | None => ErrorCode::System,
+    };
+    Error::new(code, CP, format!("`{}` cannot be {what}", path.escape_debug())).source(error)
+}

@@ -1,0 +1,95 @@
+//! Copies between the host's files and a sandbox's.
+//!
+//! The guest may change its tree, and a workspace that both sides see, while it is copied. So on the
+//! host nothing is reached but through handles, and no symbolic link is followed below what the
+//! caller named; and what a guest says about its tree is checked before it becomes a name here.
+
+pub mod executable;
+mod guest;
+mod host;
+pub mod inward;
+pub mod outward;
+
+use serde::Serialize;
+use stockade_core::{Error, ErrorCode, Result, SandboxPath};
+
+pub use guest::Guest;
+
+const CP: &str = "cp";
+/// Most files and directories of one copy.
+const MOST_ENTRIES: u64 = 1_000_000;
+const LINK: &str = "left out: a symbolic link";
+const SPECIAL: &str = "left out: neither a file nor a directory";
+
+/// What was copied.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// Files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// What was left out, and why.
+    pub skipped: Vec<Skipped>,
+    /// Files that can be executed, and should be on the other side.
+    pub executables: Vec<String>,
+}
+
+/// Something that was left out.
+#[derive(Debug, Serialize)]
+pub struct Skipped {
+    /// Where it is.
+    pub path: String,
+    /// Why it was left out.
+    pub why: &'static str,
+}
+
+impl Summary {
+    /// Notes what was left out.
+    pub fn skip(&mut self, path: &str, why: &'static str) {
+        self.skipped.push(Skipped { path: path.to_owned(), why });
+    }
+
+    /// Refuses trees without end.
+    fn within_bounds(&self) -> Result<()> {
+        let entries = self.files + self.directories + self.skipped.len() as u64;
+        if entries < MOST_ENTRIES {
+            return Ok(());
+        }
+        let message = format!("there are more than {MOST_ENTRIES} files and directories");
+        Err(Error::new(ErrorCode::TooLarge, CP, message).remedy("copy a part, or an archive"))
+    }
+}
+
+/// The name of what a path names; nothing where it names a directory by its place: `.`, `..`, `a/.`.
+fn name_of(path: &str) -> Option<&str> {
+    let last = path.trim_end_matches('/').rsplit('/').next()?;
+    Some(last).filter(|name| !["", ".", ".."].contains(name))
+}
+
+fn join(base: &str, name: &str) -> String {
+    format!("{}/{name}", base.strip_suffix('/').unwrap_or(base))
+}
+
+fn path(text: &str) -> Result<SandboxPath> {
+    text.parse().map_err(|error: stockade_core::PathError| {
+        Error::new(ErrorCode::PathEscapes, CP, error.to_string())
+            .remedy("name a path inside the sandbox")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_of;
+
+    #[test]
+    fn a_path_that_ends_in_a_place_has_no_name() {
+        for path in ["", ".", "/", "..", "a/.", "a/..", "/a/./"] {
+            assert_eq!(name_of(path), None, "{path}");
+        }
+        for path in ["b", "/b", "a/b", "a/b/", "./b"] {
+            assert_eq!(name_of(path), Some("b"), "{path}");
+        }
+    }
+}

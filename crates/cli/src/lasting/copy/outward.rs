@@ -1,0 +1,160 @@
+//! From a sandbox to the host. What the guest says about its tree is hostile: names are checked,
+//! sizes bounded, and nothing it made is followed here.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path};
+use std::rc::Rc;
+
+use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
+
+use super::guest::Guest;
+use super::{CP, LINK, SPECIAL, Summary, host, join, name_of};
+use crate::lasting::message::PIECE;
+
+/// Something that is still to be copied.
+struct Due {
+    /// Where it will be.
+    dir: Rc<OwnedFd>,
+    /// Its name there; checked.
+    name: String,
+    source: String,
+    entry: Entry,
+}
+
+/// Copies what is at `source` to `target`, or into it if that is a directory.
+pub async fn copy(guest: &mut Guest, source: &str, target: &Path, most: Bytes) -> Result<Summary> {
+    let Some(entry) = guest.stat(source).await? else {
+        let message = format!("the sandbox has no `{}`", source.escape_debug());
+        return Err(Error::new(ErrorCode::NotFound, CP, message));
+    };
+    let mut job = Job { guest, summary: Summary::default(), due: Vec::new(), most: most.0 };
+    match entry.kind {
+        EntryKind::File | EntryKind::Directory => job.first(source, target, entry).await?,
+        EntryKind::Symlink | EntryKind::Other => return Err(not_copied(source, entry.kind)),
+    }
+    while let Some(due) = job.due.pop() {
+        job.summary.within_bounds()?;
+        job.step(due).await?;
+    }
+    Ok(job.summary)
+}
+
+fn not_copied(source: &str, kind: EntryKind) -> Error {
+    let what = if kind == EntryKind::Symlink { "a symbolic link" } else { "a special file" };
+    let message = format!("`{}` is {what}", source.escape_debug());
+    Error::new(ErrorCode::Invalid, CP, message).remedy("name a file or a directory")
+}
+
+struct Job<'a> {
+    guest: &'a mut Guest,
+    summary: Summary,
+    due: Vec<Due>,
+    /// Bytes that may still come.
+    most: u64,
+}
+
+impl Job<'_> {
+    /// Settles where the whole will be, and takes it up.
+    async fn first(&mut self, source: &str, target: &Path, entry: Entry) -> Result<()> {
+        let failed = |error| host::failed("written", &target.display().to_string(), error);
+        if target.is_dir() {
+            let dir = Rc::new(host::open_named(target).map_err(failed)?);
+            return match name_of(source) {
+                Some(name) => {
+                    self.due.push(Due { dir, name: name.into(), source: source.into(), entry });
+                    Ok(())
+                }
+                None => self.contents(dir, source).await,
+            };
+        }
+        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let dir = host::open_named(parent.unwrap_or(Path::new("."))).map_err(failed)?;
+        let name = target
+            .file_name()
+            .and_then(OsStr::to_str)
+            .ok_or_else(|| failed(std::io::Error::from(std::io::ErrorKind::InvalidFilename)))?;
+        let due = Due { dir: Rc::new(dir), name: name.into(), source: source.into(), entry };
+        self.due.push(due);
+        Ok(())
+    }
+
+    async fn step(&mut self, due: Due) -> Result<()> {
+        let failed = |error| host::failed("written", &due.name, error);
+        match due.entry.kind {
+            EntryKind::Symlink => self.summary.skip(&due.source, LINK),
+            EntryKind::Other => self.summary.skip(&due.source, SPECIAL),
+            EntryKind::Directory => {
+                let dir = host::make_dir(&due.dir, OsStr::new(&due.name)).map_err(failed)?;
+                self.summary.directories += 1;
+                self.contents(Rc::new(dir), &due.source).await?;
+            }
+            EntryKind::File => {
+                let executable = due.entry.mode & 0o111 != 0;
+                let name = OsStr::new(&due.name);
+                let file = host::create(&due.dir, name, executable).map_err(failed)?;
+                self.file(file, &due).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn contents(&mut self, dir: Rc<OwnedFd>, source: &str) -> Result<()> {
+        for entry in self.guest.list(source).await? {
+            let name = checked(&entry.name)?.to_owned();
+            let source = join(source, &name);
+            self.due.push(Due { dir: Rc::clone(&dir), name, source, entry });
+        }
+        Ok(())
+    }
+
+    async fn file(&mut self, mut file: File, due: &Due) -> Result<()> {
+        let mut offset = 0;
+        loop {
+            let piece = self.guest.read(&due.source, offset).await?;
+            self.most = self.most.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
+            file.write_all(&piece).map_err(|error| host::failed("written", &due.name, error))?;
+            offset += piece.len() as u64;
+            if piece.len() < PIECE as usize {
+                break;
+            }
+        }
+        self.summary.bytes += offset;
+        self.summary.files += 1;
+        Ok(())
+    }
+}
+
+/// A name that stays in its directory.
+fn checked(name: &str) -> Result<&str> {
+    let mut parts = Path::new(name).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(only)), None) if only == name && !name.contains('\0') => Ok(name),
+        _ => {
+            let message = format!("the sandbox names a file `{}`", name.escape_debug());
+            Err(Error::new(ErrorCode::PathEscapes, CP, message))
+        }
+    }
+}
+
+fn too_large() -> Error {
+    Error::new(ErrorCode::TooLarge, CP, "there is more than --max-size allows")
+        .remedy("copy a part, or raise --max-size")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::checked;
+
+    #[test]
+    fn names_that_would_leave_their_directory_are_refused() {
+        for name in ["", ".", "..", "a/b", "/a", "a/", "../a", "./a", "a\0b"] {
+            assert!(checked(name).is_err(), "{name:?}");
+        }
+        for name in ["a", "...", "-rf", "a b", "\n"] {
+            assert!(checked(name).is_ok(), "{name:?}");
+        }
+    }
+}

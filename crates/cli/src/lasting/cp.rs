@@ -1,0 +1,132 @@
+//! `stockade cp`: files and directories into a sandbox or out of it.
+//!
+//! Symbolic links below what was named are left out and told: on the other side they would point
+//! somewhere else.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId};
+
+use super::copy::{Guest, Summary, executable, inward, outward};
+use super::place::Place;
+use crate::config::Settings;
+use crate::printer::Printer;
+
+const CP: &str = "cp";
+
+/// What to copy and where to.
+#[derive(Debug, Args)]
+pub struct CpArgs {
+    /// What to copy: a path here, or ID:PATH in a sandbox.
+    #[arg(value_name = "SRC")]
+    source: End,
+    /// Where to: ID:PATH, or a path here. Into it, if it is a directory.
+    #[arg(value_name = "DST")]
+    target: End,
+    /// Give up when more than this would be copied out.
+    #[arg(long, value_name = "SIZE", default_value = "4g")]
+    max_size: Bytes,
+}
+
+/// One end of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum End {
+    Here(PathBuf),
+    /// In the workspace where the path is relative or empty.
+    There(SandboxId, String),
+}
+
+impl FromStr for End {
+    type Err = String;
+
+    /// `ID:PATH` has no slash before its colon, so `./a:b` is always a path here.
+    fn from_str(given: &str) -> Result<Self, String> {
+        match given.split_once(':') {
+            Some((id, path)) if !id.contains('/') => {
+                let id = id.parse().map_err(|error| {
+                    format!("{error}; for a file here whose name has a colon say `./{given}`")
+                })?;
+                Ok(Self::There(id, if path.is_empty() { ".".into() } else { path.into() }))
+            }
+            Some(_) | None => Ok(Self::Here(given.into())),
+        }
+    }
+}
+
+/// Copies, and says what was left out.
+pub async fn cp(args: &CpArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let place = Place::open(&settings)?;
+    let summary = printer.patiently("copying", copy(args, &place)).await?;
+    show(&summary, printer);
+    Ok(0)
+}
+
+async fn copy(args: &CpArgs, place: &Place) -> Result<Summary> {
+    match (&args.source, &args.target) {
+        (End::Here(source), End::There(id, target)) => {
+            let mut guest = Guest::new(place.reach(id, CP).await?);
+            let mut summary = inward::copy(source, &mut guest, target).await?;
+            keep_executable(place, id, &mut summary).await?;
+            Ok(summary)
+        }
+        (End::There(id, source), End::Here(target)) => {
+            let mut guest = Guest::new(place.reach(id, CP).await?);
+            outward::copy(&mut guest, source, target, args.max_size).await
+        }
+        (End::Here(_), End::Here(_)) => Err(one_side("neither side names a sandbox")),
+        (End::There(..), End::There(..)) => Err(one_side("both sides name a sandbox")),
+    }
+}
+
+/// The file operations write data only, so programs are made executable by a program of the sandbox.
+async fn keep_executable(place: &Place, id: &SandboxId, summary: &mut Summary) -> Result<()> {
+    let paths = std::mem::take(&mut summary.executables);
+    for some in paths.chunks(executable::BATCH) {
+        if !executable::make(place.reach(id, CP).await?, some).await? {
+            some.iter().for_each(|path| summary.skip(path, "copied, but not made executable"));
+        }
+    }
+    Ok(())
+}
+
+fn one_side(message: &str) -> Error {
+    Error::new(ErrorCode::Invalid, CP, message).remedy("write one side as ID:PATH")
+}
+
+fn show(summary: &Summary, printer: &Printer) {
+    if printer.is_json() {
+        return printer.json(&json!({
+            "files": summary.files,
+            "directories": summary.directories,
+            "bytes": summary.bytes,
+            "skipped": summary.skipped,
+        }));
+    }
+    for skipped in &summary.skipped {
+        printer.note(&format!("`{}`: {}", skipped.path.escape_debug(), skipped.why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colon_after_a_slash_belongs_to_a_path_here() {
+        let id: SandboxId = "abc".parse().unwrap();
+        for (given, expected) in [
+            ("abc:/x:y", End::There(id.clone(), "/x:y".into())),
+            ("abc:", End::There(id, ".".into())),
+            ("./a:b", End::Here("./a:b".into())),
+            ("/a:b", End::Here("/a:b".into())),
+            ("plain", End::Here("plain".into())),
+        ] {
+            assert_eq!(given.parse(), Ok(expected), "{given}");
+        }
+        assert!("Not-an-id:x".parse::<End>().is_err());
+    }
+}

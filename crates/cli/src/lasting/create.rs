@@ -1,0 +1,74 @@
+//! `stockade create`: a sandbox that lives on after this command.
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{Command, Error, ErrorCode, Result, SandboxSpec, Span};
+
+use super::launch::launch;
+use super::message::Order;
+use crate::args::SpecArgs;
+use crate::config::Settings;
+use crate::printer::Printer;
+
+/// What to make and how long it lives.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+    #[command(flatten)]
+    life: LifeArgs,
+}
+
+/// How long a sandbox lives.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Life")]
+pub struct LifeArgs {
+    /// End it when nobody has used it for this long.
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    idle: Span,
+    /// End it after this long in any case.
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    lifetime: Span,
+}
+
+/// Makes the sandbox and prints its id.
+pub async fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
+    let workspace = args.spec.workspace()?;
+    let settings = Settings::load(Some(&workspace), printer)?;
+    let spec = args.spec.spec(workspace, &settings)?;
+    let idle = Some(positive("--idle", args.life.idle)?);
+    let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
+    let ready = launch(Order { spec, idle, lifetime, command: None }, printer).await?;
+    if printer.is_json() {
+        printer.json(&json!({ "sandbox": ready.id, "idle": idle, "lifetime": lifetime }));
+    } else {
+        printer.data(&format!("{}\n", ready.id));
+    }
+    Ok(0)
+}
+
+/// Runs a command in a sandbox that ends with it, and does not wait for that.
+pub async fn detached(spec: SandboxSpec, command: Command, printer: &Printer) -> Result<i32> {
+    if command.stdin != stockade_core::Stdin::None {
+        let message = "--detach leaves nobody to type: it excludes -i and -t";
+        return Err(Error::new(ErrorCode::Invalid, "run", message)
+            .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
+    }
+    let order = Order { spec, idle: None, lifetime: None, command: Some(command) };
+    let ready = launch(order, printer).await?;
+    match &ready.job {
+        _ if printer.is_json() => {
+            printer.json(&json!({ "sandbox": ready.id, "job": ready.job }));
+        }
+        Some(job) => printer.data(&format!("{} {job}\n", ready.id)),
+        None => printer.data(&format!("{}\n", ready.id)),
+    }
+    Ok(0)
+}
+
+fn positive(flag: &'static str, span: Span) -> Result<Span> {
+    if span.as_millis() > 0 {
+        return Ok(span);
+    }
+    Err(Error::new(ErrorCode::Invalid, flag, "is zero").remedy("give a positive time, as in `10m`"))
+}

@@ -1,0 +1,102 @@
+//! Ends one sandbox, whoever owns it, and returns when nothing is left (C-30).
+
+use std::time::{Duration, Instant};
+
+use stockade_core::{BackendChoice, Error, ErrorCode, Result, SandboxId};
+use stockade_engine::LeaseInfo;
+
+use super::client::Connection;
+use super::fault::out_of_turn;
+use super::message::{Reply, Request};
+use super::place::Place;
+use crate::config::Settings;
+use crate::registry;
+
+/// How long an owner may take to see that its walls are gone, and to give the lease back.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often that is looked at: a lock has no event to wait for.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a supervisor may take to end after its last word.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// It was alive and has been ended.
+    Alive,
+    /// Its owner was dead; what was left has been cleared away.
+    Stale,
+    /// There was none.
+    Nothing,
+}
+
+/// Ends a sandbox.
+pub async fn end(
+    place: &Place,
+    settings: &Settings,
+    id: &SandboxId,
+    operation: &'static str,
+) -> Result<Found> {
+    let connection = Connection::open(&place.sockets, id, operation).await;
+    let owned = match connection.or_else(gone_is_none)? {
+        Some(connection) => by_its_owner(connection).await?,
+        None => false,
+    };
+    match place.lease(id)? {
+        None if owned => Ok(Found::Alive),
+        None => Ok(Found::Nothing),
+        Some(lease) if lease.alive => {
+            from_outside(place, &lease, operation).await?;
+            clear_away(settings).await?;
+            Ok(Found::Alive)
+        }
+        Some(_) => {
+            clear_away(settings).await?;
+            Ok(Found::Stale)
+        }
+    }
+}
+
+/// An owner that goes away while it is spoken to may have come to its own end, or died.
+fn gone_is_none<T>(error: Error) -> Result<Option<T>> {
+    if error.code() == ErrorCode::Gone { Ok(None) } else { Err(error) }
+}
+
+/// Has its owner end it. Whether that has left anything is for the lease to say.
+async fn by_its_owner(mut connection: Connection) -> Result<bool> {
+    let answer = connection.ask(&Request::Destroy).await.map(Some).or_else(gone_is_none)?;
+    match answer {
+        Some((Reply::Done, _)) | None => {
+            let _ = tokio::time::timeout(GOODBYE, connection.gone()).await;
+            Ok(true)
+        }
+        Some(_) => Err(out_of_turn(connection.operation)),
+    }
+}
+
+/// Its owner takes no commands, but the backend needs no handle: it takes the walls away, and the
+/// owner sees its program lost.
+async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str) -> Result<()> {
+    let body = &lease.body;
+    let named = BackendChoice::Named(body.backend.clone());
+    let backends = registry::backends(&named)?;
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        // Again and again: the owner may have been about to build when this began.
+        for backend in backends.iter().filter(|one| one.name() == body.backend) {
+            backend.destroy(&body.id).await?;
+        }
+        if place.lease(&body.id)?.is_none_or(|lease| !lease.alive) {
+            return Ok(());
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    let message = format!("its walls are gone, but process {} still holds its lease", body.owner);
+    Err(Error::new(ErrorCode::LeftBehind, operation, message).remedy("end that process"))
+}
+
+/// An engine that opens reaps what dead ones left.
+pub async fn clear_away(settings: &Settings) -> Result<()> {
+    let engine = registry::engine(settings, &BackendChoice::Auto).await?;
+    engine.close().await
+}

@@ -1,0 +1,193 @@
+//! `stockade exec`: one more command in a sandbox that lives on.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{
+    Bytes, Command, Ending, Error, ErrorCode, Limits, Result, SandboxId, SandboxPath, Span, Stdin,
+    User,
+};
+
+use super::client::Connection;
+use super::place::Place;
+use super::remote::Remote;
+use crate::attend::{End, Events, attend, collect, conclude, relay};
+use crate::capture::Captured;
+use crate::command::CommandArgs;
+use crate::config::Settings;
+use crate::env;
+use crate::interrupts::{self, Interrupts};
+use crate::output::Output;
+use crate::printer::Printer;
+use crate::terminal::{self, Raw};
+
+const EXEC: &str = "exec";
+/// A person at a terminal is in nobody's hurry; the sandbox's own lifetime ends it all the same.
+const UNHURRIED: Span = Span::secs(365 * 86_400);
+/// How long a program that is being ended may take to say so.
+const GOODBYE: Duration = Duration::from_secs(7);
+
+/// What to run, and where.
+#[derive(Debug, Args)]
+#[command(override_usage = "stockade exec [OPTIONS] ID -- CMD [ARGS]...\n       \
+                            stockade exec [OPTIONS] ID --shell LINE")]
+pub struct ExecArgs {
+    /// The sandbox.
+    #[arg(value_name = "ID")]
+    id: SandboxId,
+    /// Do not wait: print the job's id and let the command run on. `stockade logs` shows its output.
+    #[arg(long)]
+    detach: bool,
+    /// How long it may take, within what the sandbox allows. [default: the sandbox's]
+    #[arg(long, value_name = "TIME")]
+    timeout: Option<Span>,
+    /// Output that is passed on, within what the sandbox allows. [default: the sandbox's]
+    #[arg(long, value_name = "SIZE")]
+    max_output: Option<Bytes>,
+    /// Set a variable, or pass on the one of that name, over those of the sandbox.
+    #[arg(long, value_name = "K=V|K")]
+    env: Vec<String>,
+    /// Set the variables that a file lists, one K=V on each line.
+    #[arg(long, value_name = "FILE")]
+    env_file: Vec<PathBuf>,
+    /// Where the command starts; where the sandbox's commands start unless told otherwise.
+    #[arg(long, value_name = "DIR")]
+    workdir: Option<SandboxPath>,
+    /// Run as this user and group, in numbers.
+    #[arg(long, value_name = "UID[:GID]")]
+    user: Option<User>,
+    #[command(flatten)]
+    command: CommandArgs,
+}
+
+impl ExecArgs {
+    fn command(&self) -> Result<Command> {
+        if self.command.is_empty() {
+            return Err(Error::new(ErrorCode::Invalid, EXEC, "no command is given")
+                .remedy("say `stockade exec ID -- CMD ARGS`, or use --shell LINE"));
+        }
+        Ok(Command {
+            env: env::gather(&self.env_file, &self.env)?,
+            dir: self.workdir.clone(),
+            user: self.user,
+            wall_time: self.timeout,
+            output: self.max_output,
+            ..self.command.command()?
+        })
+    }
+}
+
+/// Runs the command; answers its exit code.
+pub async fn exec(args: ExecArgs, printer: &Printer) -> Result<i32> {
+    let command = args.command()?;
+    if args.detach {
+        return detached(&args.id, command, printer).await;
+    }
+    let connection = open(&args.id, EXEC, printer).await?;
+    attached(connection, &args.id, command, printer).await
+}
+
+/// Connects to a sandbox's supervisor.
+pub async fn open(
+    id: &SandboxId,
+    operation: &'static str,
+    printer: &Printer,
+) -> Result<Connection> {
+    let settings = Settings::load(None, printer)?;
+    Place::open(&settings)?.reach(id, operation).await
+}
+
+async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result<i32> {
+    if command.stdin != Stdin::None {
+        let message = "--detach leaves nobody to type: it excludes -i and -t";
+        return Err(Error::new(ErrorCode::Invalid, EXEC, message).remedy("leave one of them out"));
+    }
+    let connection = open(id, EXEC, printer).await?;
+    let Remote { job, .. } = Remote::exec(connection, command, true).await?;
+    if printer.is_json() {
+        printer.json(&json!({ "sandbox": id, "job": job }));
+    } else {
+        printer.data(&format!("{job}\n"));
+    }
+    Ok(0)
+}
+
+/// Runs a command and stays with it to its end.
+pub async fn attached(
+    connection: Connection,
+    id: &SandboxId,
+    command: Command,
+    printer: &Printer,
+) -> Result<i32> {
+    let command = fitted(command, printer)?;
+    terminal::require(&command)?;
+    let mut interrupts = Interrupts::listen()?;
+    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
+    let mut remote = Remote::exec(connection, command.clone(), false).await?;
+    if printer.is_json() {
+        return captured(remote, id, &command, interrupts, printer).await;
+    }
+    let mut output = Output::default();
+    let relay = relay(&mut remote.events, &mut output);
+    let end = attend(&remote.control, &mut interrupts, &command, relay).await;
+    see_off(&mut remote, &end).await;
+    drop(raw);
+    if matches!(&end, Ok(End::Over(outcome)) if outcome.ending == Ending::Cancelled) {
+        printer.note("ended: the sandbox was ended with everything in it");
+    }
+    conclude(end?, output, &mut interrupts, printer).await
+}
+
+/// A terminal needs time and a name; one object at the end needs a bound, and has no terminal.
+fn fitted(mut command: Command, printer: &Printer) -> Result<Command> {
+    if command.terminal.is_none() {
+        if printer.is_json() {
+            command.output = command.output.or(Limits::defaults().output);
+        }
+        return Ok(command);
+    }
+    if printer.is_json() {
+        let message = "--json and -t exclude each other";
+        return Err(Error::new(ErrorCode::Invalid, EXEC, message).remedy("leave one of them out"));
+    }
+    command.wall_time = command.wall_time.or(Some(UNHURRIED));
+    if let (Ok(name), Ok(kind)) = ("TERM".parse(), std::env::var("TERM")) {
+        command.env.entry(name).or_insert(kind);
+    }
+    Ok(command)
+}
+
+async fn captured(
+    mut remote: Remote,
+    id: &SandboxId,
+    command: &Command,
+    mut interrupts: Interrupts,
+    printer: &Printer,
+) -> Result<i32> {
+    let mut captured = Captured::default();
+    let collect = collect(&mut remote.events, &mut captured);
+    let end = attend(&remote.control, &mut interrupts, command, collect).await;
+    see_off(&mut remote, &end).await;
+    let (outcome, code) = match end? {
+        End::Over(outcome) => {
+            let code = outcome.exit_code();
+            (Some(outcome), code)
+        }
+        End::Forced(signal) => (None, interrupts::exit_code(signal)),
+        End::Unread => (None, 0),
+    };
+    printer.json(&captured.report_of(&remote.job, id, outcome));
+    Ok(code)
+}
+
+/// A program that did not end by itself is ended, and its end waited for: then nothing of it is left.
+async fn see_off(remote: &mut Remote, end: &Result<End>) {
+    if matches!(end, Ok(End::Over(_))) {
+        return;
+    }
+    let _ = remote.control.cancel().await;
+    let rest = async { while let Ok(Some(_)) = remote.events.next().await {} };
+    let _ = tokio::time::timeout(GOODBYE, rest).await;
+}

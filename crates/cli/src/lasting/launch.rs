@@ -1,0 +1,75 @@
+//! Starts a supervisor: this program once more, in a session of its own, with no descriptor of the
+//! caller. What it is to do goes in by its standard input; one line comes back.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use stockade_core::{Error, ErrorCode, Result};
+
+use super::message::{Order, Ready, Status};
+use super::{VERB, inherit};
+use crate::printer::Printer;
+
+const CREATE: &str = "create";
+/// The longest answer: an error with every refusal there could be.
+const MAX_STATUS: u64 = 1 << 20;
+
+/// Starts a supervisor and waits until its sandbox stands. If this process ends before, so does it.
+pub async fn launch(order: Order, printer: &Printer) -> Result<Ready> {
+    let launching = tokio::task::spawn_blocking(move || launch_now(&order));
+    match printer.patiently("building the sandbox", launching).await {
+        Ok(launched) => launched,
+        Err(join) => Err(failed("its supervisor cannot be waited for").source(join)),
+    }
+}
+
+fn launch_now(order: &Order) -> Result<Ready> {
+    let json = serde_json::to_vec(order)
+        .map_err(|error| failed("the order cannot be written").source(error))?;
+    let mut child =
+        start().map_err(|error| failed("its supervisor cannot be started").source(error))?;
+    // A supervisor that does not read has something else to say, or has ended.
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&json));
+    let line = answer(&mut child)
+        .map_err(|error| failed("its supervisor cannot be heard").source(error))?;
+    match serde_json::from_slice(&line) {
+        Ok(Status::Ready(ready)) => Ok(ready),
+        Ok(Status::Failed(error)) => {
+            // Its last word: nothing may be left when the caller hears it.
+            let _ = child.wait();
+            Err(error.into_error(CREATE))
+        }
+        Err(_) => Err(silent(child)),
+    }
+}
+
+fn start() -> io::Result<Child> {
+    inherit::nothing()?;
+    // Not by name: the file may have been replaced since this process was started.
+    Command::new("/proc/self/exe")
+        .arg0("stockade")
+        .arg(VERB)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+fn answer(child: &mut Child) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout.take(MAX_STATUS)).read_until(b'\n', &mut line)?;
+    }
+    Ok(line)
+}
+
+fn silent(mut child: Child) -> Error {
+    let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+    failed(&format!("its supervisor ended without a word ({end})"))
+        .remedy("see whether something ends processes here: the kernel's log names what it killed")
+}
+
+fn failed(message: &str) -> Error {
+    Error::new(ErrorCode::System, CREATE, message)
+}

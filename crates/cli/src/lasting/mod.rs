@@ -1,0 +1,32 @@
+//! Lasting sandboxes: they live on after the command that made them, each owned by a supervisor that
+//! is this program once more. Commands reach it over a socket only their user can open.
+//!
+//! Nothing here builds walls or decides what is admitted: the supervisor has an engine for that, the
+//! same as everybody's.
+
+pub mod cp;
+pub mod create;
+pub mod exec;
+pub mod kill;
+pub mod logs;
+pub mod ps;
+pub mod rm;
+pub mod shell;
+pub mod supervisor;
+
+mod client;
+mod copy;
+mod end;
+mod fault;
+mod frame;
+mod inherit;
+mod launch;
+mod message;
+mod place;
+mod remote;
+mod socket;
+
+pub use place::sweep;
+
+/// The command a supervisor is started with. Not for people.
+pub const VERB: &str = "supervise";

@@ -1,0 +1,88 @@
+//! Where this user's sandboxes are found: leases say which there are, sockets lead to their owners.
+
+use std::path::Path;
+
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+use stockade_engine::{LeaseInfo, LeaseListing, Leases, StateDir};
+
+use super::client::Connection;
+use super::fault::unknown;
+use super::socket::{self, Sockets};
+use crate::config::Settings;
+
+/// The sandboxes of one state directory.
+pub struct Place {
+    /// The way to their owners.
+    pub sockets: Sockets,
+    leases: Leases,
+}
+
+impl Place {
+    /// Opens the state directory. Nothing is reaped by looking.
+    pub fn open(settings: &Settings) -> Result<Self> {
+        Self::at(&settings.state_dir()?)
+    }
+
+    fn at(state: &Path) -> Result<Self> {
+        let state = StateDir::open(state)?;
+        let sockets = Sockets::open(state.path())?;
+        Ok(Self { sockets, leases: Leases::open(&state)? })
+    }
+
+    /// Every sandbox of this user.
+    pub fn list(&self) -> Result<LeaseListing> {
+        self.leases.list()
+    }
+
+    /// The lease of one, if there is one.
+    pub fn lease(&self, id: &SandboxId) -> Result<Option<LeaseInfo>> {
+        Ok(self.list()?.leases.into_iter().find(|lease| lease.body.id == *id))
+    }
+
+    /// Connects to the owner of a lasting sandbox, or says why that is not possible.
+    pub async fn reach(&self, id: &SandboxId, operation: &'static str) -> Result<Connection> {
+        if let Some(connection) = Connection::open(&self.sockets, id, operation).await? {
+            return Ok(connection);
+        }
+        Err(match self.lease(id)? {
+            None => unknown(operation, id),
+            Some(lease) if lease.alive => taken(operation, &lease),
+            Some(_) => orphaned(operation, id),
+        })
+    }
+}
+
+/// Removes sockets whose owners are dead. Sockets are looked at before leases: a supervisor has its
+/// lease before its socket, so a socket without a live lease is nobody's.
+pub fn sweep(state: &Path) {
+    let sockets = socket::ids(state);
+    if sockets.is_empty() {
+        return;
+    }
+    // Whoever comes next tries again.
+    let _ = remove_unowned(state, &sockets);
+}
+
+fn remove_unowned(state: &Path, sockets: &[SandboxId]) -> Result<()> {
+    let place = Place::at(state)?;
+    let leases = place.list()?.leases;
+    let owned = |id: &SandboxId| leases.iter().any(|one| one.alive && one.body.id == *id);
+    for id in sockets.iter().filter(|id| !owned(id)) {
+        let _ = place.sockets.remove(id);
+    }
+    Ok(())
+}
+
+/// A sandbox that is alive without a supervisor: a `run` in progress, or a program's own engine.
+pub fn taken(operation: &'static str, lease: &LeaseInfo) -> Error {
+    let (id, owner) = (&lease.body.id, lease.body.owner);
+    let message = format!("sandbox `{id}` belongs to process {owner}, which takes no commands");
+    Error::new(ErrorCode::Denied, operation, message)
+        .remedy("`stockade kill` ends it; `stockade create` makes one that takes commands")
+}
+
+fn orphaned(operation: &'static str, id: &SandboxId) -> Error {
+    let message = format!("the supervisor of sandbox `{id}` has died, and the sandbox with it");
+    Error::new(ErrorCode::Gone, operation, message)
+        .remedy("`stockade rm` clears it away; make a new one with `stockade create`")
+}

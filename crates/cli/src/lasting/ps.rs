@@ -1,0 +1,191 @@
+//! `stockade ps`: the sandboxes of every stockade process of this user.
+
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use stockade_core::Result;
+use stockade_engine::{LeaseInfo, Timestamp};
+
+use super::client::Connection;
+use super::end::clear_away;
+use super::message::{Info, JobInfo, Reply, Request};
+use super::place::Place;
+use crate::config::Settings;
+use crate::printer::{Printer, Tone};
+use crate::table::{Cell, Table};
+
+/// How long an owner may take to say what runs.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest command line of an owner.
+const LONGEST_LINE: usize = 200;
+
+/// What to list.
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Print ids only.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// One sandbox.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    #[serde(flatten)]
+    lease: Lease,
+    state: State,
+    age_seconds: u64,
+    /// Whether a supervisor owns it, which takes commands.
+    lasting: bool,
+    /// The command line of the process that owns it, where that is not a supervisor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle: Option<stockade_core::Span>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lifetime: Option<stockade_core::Span>,
+    jobs: Vec<JobInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct Lease {
+    sandbox: String,
+    backend: String,
+    tenant: String,
+    created: Timestamp,
+    pid: u32,
+    labels: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// Its owner lives.
+    Alive,
+    /// Its owner is dead; what it left is cleared away.
+    Stale,
+}
+
+/// Lists them, and clears away what dead processes left.
+pub async fn ps(args: &PsArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let place = Place::open(&settings)?;
+    let listing = place.list()?;
+    let mut rows = Vec::new();
+    for lease in listing.leases {
+        let info = if lease.alive { ask(&place, &lease).await } else { None };
+        rows.push(row(lease, info));
+    }
+    show(&rows, args.quiet, printer);
+    for malformed in &listing.malformed {
+        let file = malformed.file.display();
+        printer.note(&format!("`{file}` is no lease: {}", malformed.problem));
+    }
+    let stale = rows.iter().filter(|row| row.state == State::Stale).count();
+    if stale > 0 {
+        clear_away(&settings).await?;
+        printer.note(&format!("cleared away {stale} that dead processes had left"));
+    }
+    Ok(0)
+}
+
+/// What its owner says. One that says nothing is listed all the same.
+async fn ask(place: &Place, lease: &LeaseInfo) -> Option<Info> {
+    let info = async {
+        let mut connection =
+            Connection::open(&place.sockets, &lease.body.id, "ps").await.ok()??;
+        let (Reply::Info(info), _) = connection.ask(&Request::Info).await.ok()? else {
+            return None;
+        };
+        Some(info)
+    };
+    tokio::time::timeout(PATIENCE, info).await.ok().flatten()
+}
+
+fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
+    let LeaseInfo { body, alive } = lease;
+    let age = SystemTime::now().duration_since(body.created.into()).unwrap_or_default();
+    Row {
+        state: if alive { State::Alive } else { State::Stale },
+        age_seconds: age.as_secs(),
+        lasting: info.is_some(),
+        owner: if alive && info.is_none() { command_line(body.owner) } else { None },
+        idle: info.as_ref().and_then(|info| info.idle),
+        lifetime: info.as_ref().and_then(|info| info.lifetime),
+        jobs: info.map(|info| info.jobs).unwrap_or_default(),
+        lease: Lease {
+            sandbox: body.id.to_string(),
+            backend: body.backend.to_string(),
+            tenant: body.tenant.to_string(),
+            created: body.created,
+            pid: body.owner,
+            labels: body.labels,
+        },
+    }
+}
+
+fn show(rows: &[Row], quiet: bool, printer: &Printer) {
+    if printer.is_json() {
+        return printer.json(&json!({ "sandboxes": rows }));
+    }
+    if quiet {
+        return rows.iter().for_each(|row| printer.data(&format!("{}\n", row.lease.sandbox)));
+    }
+    let mut table = Table::new(["ID", "BACKEND", "TENANT", "STATE", "AGE", "PID", "RUNNING"]);
+    rows.iter().for_each(|row| table.row(cells(row)));
+    printer.data(&table.render(printer));
+}
+
+fn cells(row: &Row) -> [Cell; 7] {
+    let state = match row.state {
+        State::Alive => Cell::toned(Tone::Good, "alive"),
+        State::Stale => Cell::toned(Tone::Bad, "stale"),
+    };
+    [
+        Cell::plain(&row.lease.sandbox),
+        Cell::plain(&row.lease.backend),
+        Cell::plain(&row.lease.tenant),
+        state,
+        Cell::plain(age(row.age_seconds)),
+        Cell::plain(row.lease.pid.to_string()),
+        Cell::lines(running(row).into_iter().chain(labels(row)).collect()),
+    ]
+}
+
+fn running(row: &Row) -> Vec<String> {
+    let running = row.jobs.iter().filter(|job| job.running);
+    let lines: Vec<_> = running.map(|job| format!("{} (job {})", job.command, job.job)).collect();
+    match &row.owner {
+        _ if !lines.is_empty() => lines,
+        Some(owner) => vec![owner.clone()],
+        None if row.lasting => vec!["(idle)".into()],
+        None => vec![String::new()],
+    }
+}
+
+/// Below what runs, since there may be any number of them.
+fn labels(row: &Row) -> Option<String> {
+    let labels = row.lease.labels.iter().map(|(key, value)| format!("{key}={value}"));
+    let labels: Vec<_> = labels.collect();
+    (!labels.is_empty()).then(|| format!("labels: {}", labels.join(" ")))
+}
+
+/// For people: nothing is decided by it.
+fn command_line(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let arguments = line.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
+    let arguments: Vec<_> = arguments.map(String::from_utf8_lossy).collect();
+    Some(arguments.join(" ").chars().take(LONGEST_LINE).collect())
+}
+
+/// In the largest unit that leaves a whole number.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}

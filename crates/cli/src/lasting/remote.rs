@@ -1,0 +1,146 @@
+//! A program behind a supervisor, as the streaming code sees one: events to read, control to use.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use stockade_core::{Command, JobId, Result, Signal, TerminalSize};
+use stockade_engine::OutputEvent;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Semaphore, mpsc};
+
+use super::client::{Connection, hear};
+use super::fault::{broken, out_of_turn};
+use super::frame::{self, FrameError};
+use super::message::{Reply, Request};
+use crate::attend::{Control, Events};
+
+/// Messages on their way to the supervisor.
+const OUTBOX: usize = 4;
+
+/// What a program behind a supervisor does, in order.
+pub struct RemoteEvents {
+    reader: OwnedReadHalf,
+    operation: &'static str,
+    credit: Arc<Semaphore>,
+    over: bool,
+}
+
+/// How to influence it. Dropping both halves ends it, unless it was detached.
+pub struct RemoteControl {
+    /// To the task that writes: a caller who gives up half-way must not leave half a frame.
+    outbox: mpsc::Sender<(Request, Bytes)>,
+    operation: &'static str,
+    /// One piece of input may be on its way.
+    credit: Arc<Semaphore>,
+}
+
+/// A program that was started, or whose output is read.
+pub struct Remote {
+    /// Its record.
+    pub job: JobId,
+    /// What it does.
+    pub events: RemoteEvents,
+    /// How to influence it.
+    pub control: RemoteControl,
+}
+
+impl Remote {
+    /// Starts a program.
+    pub async fn exec(connection: Connection, command: Command, detach: bool) -> Result<Self> {
+        Self::open(connection, &Request::Exec { command: Box::new(command), detach }).await
+    }
+
+    /// Reads what a program has written.
+    pub async fn logs(connection: Connection, job: Option<JobId>, follow: bool) -> Result<Self> {
+        Self::open(connection, &Request::Logs { job, from: 0, follow }).await
+    }
+
+    async fn open(mut connection: Connection, request: &Request) -> Result<Self> {
+        let (Reply::Started { job }, _) = connection.ask(request).await? else {
+            return Err(out_of_turn(connection.operation));
+        };
+        let Connection { reader, writer, operation } = connection;
+        let (outbox, letters) = mpsc::channel(OUTBOX);
+        tokio::spawn(write(writer, letters));
+        let credit = Arc::new(Semaphore::new(1));
+        let control = RemoteControl { outbox, operation, credit: Arc::clone(&credit) };
+        let events = RemoteEvents { reader, operation, credit, over: false };
+        Ok(Self { job, events, control })
+    }
+}
+
+impl Events for RemoteEvents {
+    /// Nothing also where there is no more for now, and nobody asked to wait.
+    async fn next(&mut self) -> Result<Option<OutputEvent>> {
+        while !self.over {
+            let (reply, data) = hear(&mut self.reader, self.operation).await?;
+            match reply {
+                Reply::Output { seq, stream } => {
+                    return Ok(Some(OutputEvent::Output { seq, stream, data }));
+                }
+                Reply::Gap { events, bytes } => {
+                    return Ok(Some(OutputEvent::Gap { events, bytes }));
+                }
+                Reply::End(outcome) => {
+                    self.over = true;
+                    return Ok(Some(OutputEvent::End(*outcome)));
+                }
+                Reply::SoFar => self.over = true,
+                Reply::Taken => self.credit.add_permits(1),
+                Reply::Hello { .. }
+                | Reply::Info(_)
+                | Reply::Started { .. }
+                | Reply::Entry(_)
+                | Reply::Entries { .. }
+                | Reply::Data
+                | Reply::Done
+                | Reply::Failed(_) => return Err(out_of_turn(self.operation)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Control for RemoteControl {
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        self.say(Request::Signal { number: signal.0 }, Bytes::new()).await
+    }
+
+    async fn write_stdin(&self, mut data: Bytes) -> Result<()> {
+        while !data.is_empty() {
+            let piece = data.split_to(data.len().min(frame::MAX_PAYLOAD));
+            // The semaphore is never closed.
+            let _ = self.credit.acquire().await.map(|permit| permit.forget());
+            self.say(Request::Stdin, piece).await?;
+        }
+        Ok(())
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.say(Request::StdinEnd, Bytes::new()).await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.say(Request::Resize { size }, Bytes::new()).await
+    }
+}
+
+impl RemoteControl {
+    /// Ends it with everything it started.
+    pub async fn cancel(&self) -> Result<()> {
+        self.say(Request::Cancel, Bytes::new()).await
+    }
+
+    async fn say(&self, request: Request, data: Bytes) -> Result<()> {
+        let sent = self.outbox.send((request, data)).await;
+        sent.map_err(|_| broken(self.operation, FrameError::Closed))
+    }
+}
+
+async fn write(mut writer: OwnedWriteHalf, mut letters: mpsc::Receiver<(Request, Bytes)>) {
+    while let Some((request, data)) = letters.recv().await {
+        if frame::send(&mut writer, &request, &data).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `stockade rm`: clears away sandboxes nobody uses. What is not there needs no clearing away.
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+
+use super::client::Connection;
+use super::end::{Found, end};
+use super::fault::out_of_turn;
+use super::message::{Reply, Request};
+use super::place::{Place, taken};
+use crate::config::Settings;
+use crate::printer::Printer;
+
+const RM: &str = "rm";
+
+/// Which to clear away.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The sandboxes.
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<SandboxId>,
+    /// Also those in which something runs.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Clears them away, in order, up to the first that cannot be.
+pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let place = Place::open(&settings)?;
+    let mut removed = Vec::new();
+    for id in &args.ids {
+        if !args.force {
+            refuse_busy(&place, id).await?;
+        }
+        if end(&place, &settings, id, RM).await? != Found::Nothing {
+            removed.push(id);
+        }
+    }
+    if printer.is_json() {
+        printer.json(&json!({ "removed": removed }));
+    }
+    Ok(0)
+}
+
+async fn refuse_busy(place: &Place, id: &SandboxId) -> Result<()> {
+    let Some(mut connection) = Connection::open(&place.sockets, id, RM).await? else {
+        return match place.lease(id)? {
+            Some(lease) if lease.alive => Err(taken(RM, &lease)),
+            Some(_) | None => Ok(()),
+        };
+    };
+    let (Reply::Info(info), _) = connection.ask(&Request::Info).await? else {
+        return Err(out_of_turn(RM));
+    };
+    match info.jobs.iter().filter(|job| job.running).count() {
+        0 => Ok(()),
+        running => {
+            let message = format!("{running} running in sandbox `{id}`");
+            Err(Error::new(ErrorCode::Denied, RM, message)
+                .remedy("`stockade kill` ends it, and so does `stockade rm --force`"))
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `stockade shell`: a shell on this terminal, in a sandbox that lives on or in a fresh one.
+
+use clap::Args;
+use stockade_core::{Command, Result, SandboxId, Stdin};
+
+use super::exec::{attached, open};
+use crate::args::SpecArgs;
+use crate::printer::Printer;
+use crate::{run, terminal};
+
+/// Takes the caller's own shell where the sandbox has it.
+const CHOICE: &str = r#"command -v "$0" >/dev/null 2>&1 && exec "$0"; exec /bin/sh"#;
+const USUAL: &str = "/bin/sh";
+
+/// Where to open a shell.
+#[derive(Debug, Args)]
+pub struct ShellArgs {
+    /// The sandbox. Without it: a fresh one, which ends with the shell.
+    #[arg(
+        value_name = "ID",
+        conflicts_with_all = ["SpecArgs", "PlaceArgs", "SurroundingArgs", "LimitArgs"]
+    )]
+    id: Option<SandboxId>,
+    #[command(flatten)]
+    spec: SpecArgs,
+}
+
+/// Opens the shell; answers its exit code.
+pub async fn shell(args: ShellArgs, printer: &Printer) -> Result<i32> {
+    let Some(id) = args.id else {
+        return run::interactive(args.spec, program(), printer).await;
+    };
+    let connection = open(&id, "shell", printer).await?;
+    let terminal = Some(terminal::size());
+    let command = Command { stdin: Stdin::Stream, terminal, ..Command::program(program()) };
+    attached(connection, &id, command, printer).await
+}
+
+fn program() -> Vec<String> {
+    let own = std::env::var("SHELL").ok().filter(|shell| !shell.is_empty());
+    let own = own.unwrap_or_else(|| USUAL.into());
+    [USUAL, "-c", CHOICE].map(str::to_owned).into_iter().chain([own]).collect()
+}

@@ -1,0 +1,127 @@
+//! What the sessions of one sandbox share: the engine, the sandbox's id, its programs, and the wish
+//! that it ends.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stockade_core::{Command, Ending, Error, ErrorCode, Result, SandboxId, Span};
+use stockade_engine::{Engine, Execution, Subscription, Watcher};
+use tokio::sync::watch;
+
+use super::activity::{Activity, Busy};
+use super::jobs::Jobs;
+use crate::lasting::fault::WireError;
+use crate::lasting::message::Info;
+
+/// How a sandbox ended: nothing is left, or why that is not so.
+pub type Last = std::result::Result<(), WireError>;
+
+/// What the sessions of one sandbox share.
+pub struct Host {
+    /// Made the sandbox and holds its lease.
+    pub engine: Engine,
+    /// The sandbox.
+    pub id: SandboxId,
+    /// How long it lives while nobody uses it.
+    pub idle: Option<Span>,
+    /// How long it lives at most.
+    pub lifetime: Option<Span>,
+    /// Who uses it.
+    pub activity: Arc<Activity>,
+    jobs: Mutex<Jobs>,
+    asked: watch::Sender<bool>,
+    ended: watch::Sender<Option<Last>>,
+}
+
+impl Host {
+    /// For a sandbox that has just been made.
+    pub fn new(
+        engine: Engine,
+        id: SandboxId,
+        idle: Option<Span>,
+        lifetime: Option<Span>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            engine,
+            id,
+            idle,
+            lifetime,
+            activity: Activity::new(),
+            jobs: Mutex::default(),
+            asked: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
+        })
+    }
+
+    /// Its programs.
+    pub fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What there is to say about it.
+    pub fn info(&self) -> Info {
+        let jobs = self.jobs().info();
+        Info { id: self.id.clone(), idle: self.idle, lifetime: self.lifetime, jobs }
+    }
+
+    /// Starts a program, with a follower from its first byte on.
+    pub async fn exec(self: &Arc<Self>, command: Command) -> Result<(Execution, Subscription)> {
+        self.jobs().room()?;
+        let argv = command.argv();
+        let busy = self.activity.begin();
+        let started = self.engine.exec_followed(&self.id, command).await;
+        let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
+        let watcher = self.keep(&execution, &argv);
+        tokio::spawn(Arc::clone(self).see_through(watcher, busy));
+        Ok((execution, follower))
+    }
+
+    fn keep(&self, execution: &Execution, argv: &[String]) -> Watcher {
+        let watcher = Watcher::clone(execution);
+        self.jobs().add(watcher.clone(), argv);
+        watcher
+    }
+
+    async fn see_through(self: Arc<Self>, watcher: Watcher, busy: Busy) {
+        let outcome = watcher.outcome().await;
+        self.jobs().finish(watcher.job(), &outcome);
+        drop(busy);
+        // An end that nobody could confirm takes the walls with it.
+        if matches!(outcome.ending, Ending::Lost(_)) || self.engine.sandbox(&self.id).is_err() {
+            self.ask_to_end();
+        }
+    }
+
+    /// A sandbox whose walls have fallen is of no use to anybody: what is left of it goes too.
+    fn look_after(&self, error: &Error) {
+        if matches!(error.code(), ErrorCode::Gone | ErrorCode::Protocol) {
+            self.ask_to_end();
+        }
+    }
+
+    /// Wishes that the sandbox ends.
+    pub fn ask_to_end(&self) {
+        self.asked.send_replace(true);
+    }
+
+    /// Returns when somebody has wished so.
+    pub async fn asked_to_end(&self) {
+        // The sender lives in `self`, so the channel cannot close.
+        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+    }
+
+    /// Tells everybody who waits that it has ended.
+    pub fn set_ended(&self, last: Last) {
+        self.ended.send_replace(Some(last));
+    }
+
+    /// Returns when the sandbox has ended.
+    pub async fn ended(&self) -> Last {
+        let mut ended = self.ended.subscribe();
+        loop {
+            if let Some(last) = ended.borrow_and_update().clone() {
+                return last;
+            }
+            let _ = ended.changed().await;
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Looks after one sandbox: builds it, listens for it, decides when it has lived long enough, and
+//! takes it down with everything that belongs to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_core::{Result, Span};
+use stockade_engine::{Engine, Watcher};
+use tokio::net::UnixListener;
+
+use super::activity::Activity;
+use super::host::Host;
+use super::session;
+use crate::config::Settings;
+use crate::interrupts::Interrupts;
+use crate::lasting::fault::WireError;
+use crate::lasting::message::{Order, Ready};
+use crate::lasting::socket::Sockets;
+use crate::registry;
+
+/// Most connections at once.
+const MOST_SESSIONS: usize = 256;
+/// How long those who are connected may take to hear the end.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// Looks after one sandbox.
+pub struct Keeper {
+    host: Arc<Host>,
+    sockets: Sockets,
+    sessions: Arc<Activity>,
+    accepting: tokio::task::AbortHandle,
+    interrupts: tokio::sync::Mutex<Interrupts>,
+    /// The program the sandbox was made for: it ends with it.
+    first: Option<Watcher>,
+}
+
+impl Keeper {
+    /// Builds the sandbox. If that fails nothing is left.
+    pub async fn build(order: Order, settings: &Settings) -> Result<Self> {
+        let interrupts = Interrupts::listen()?;
+        let sockets = Sockets::open(&settings.state_dir()?)?;
+        let engine = registry::engine(settings, &order.spec.backend).await?;
+        let built = Self::furnish(&engine, order, sockets, interrupts).await;
+        if built.is_err() {
+            engine.close().await?;
+        }
+        built
+    }
+
+    async fn furnish(
+        engine: &Engine,
+        order: Order,
+        sockets: Sockets,
+        interrupts: Interrupts,
+    ) -> Result<Self> {
+        let id = engine.create(order.spec).await?;
+        let host = Host::new(engine.clone(), id.clone(), order.idle, order.lifetime);
+        let first = match order.command {
+            Some(command) => Some(host.exec(command).await?.0.detach()),
+            None => None,
+        };
+        let listener = sockets.bind(&id)?;
+        let sessions = Activity::new();
+        let accept = accept(Arc::clone(&host), listener, Arc::clone(&sessions));
+        let accepting = tokio::spawn(accept).abort_handle();
+        let interrupts = tokio::sync::Mutex::new(interrupts);
+        Ok(Self { host, sockets, sessions, accepting, interrupts, first })
+    }
+
+    /// What was made.
+    pub fn ready(&self) -> Ready {
+        let job = self.first.as_ref().map(|first| first.job().clone());
+        Ready { id: self.host.id.clone(), job }
+    }
+
+    /// Returns when the sandbox has lived long enough.
+    pub async fn keep(&self) {
+        let mut interrupts = self.interrupts.lock().await;
+        tokio::select! {
+            () = self.host.asked_to_end() => {}
+            () = self.unused() => {}
+            () = self.too_old() => {}
+            () = self.first_is_over() => {}
+            _ = interrupts.next() => {}
+        }
+    }
+
+    async fn unused(&self) {
+        match self.host.idle {
+            Some(idle) => self.host.activity.none_for(idle.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn too_old(&self) {
+        match self.host.lifetime.map(Span::into) {
+            Some(lifetime) => tokio::time::sleep(lifetime).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn first_is_over(&self) {
+        match &self.first {
+            Some(first) => drop(first.outcome().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes everything down, and lets those who are connected hear of it.
+    pub async fn end(&self) {
+        let ended = self.host.engine.close().await;
+        // It stays until nothing else is left, so that whoever comes now waits instead of guessing.
+        let _ = self.sockets.remove(&self.host.id);
+        self.accepting.abort();
+        self.host.set_ended(ended.map_err(|error| WireError::from(&error)));
+        let _ = tokio::time::timeout(GOODBYE, self.sessions.none()).await;
+    }
+}
+
+async fn accept(host: Arc<Host>, listener: UnixListener, sessions: Arc<Activity>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: sessions that end give some back.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        if sessions.uses() >= MOST_SESSIONS {
+            continue;
+        }
+        let (host, here) = (Arc::clone(&host), sessions.begin());
+        tokio::spawn(async move {
+            session::serve(host, stream).await;
+            drop(here);
+        });
+    }
+}

@@ -1,0 +1,62 @@
+//! What a program has written, for whoever asks later. Reading slows nobody (C-13).
+
+use stockade_core::{Error, ErrorCode, JobId};
+use stockade_engine::{OutputEvent, Subscription};
+use tokio::net::unix::OwnedReadHalf;
+
+use super::attach;
+use super::session::Session;
+use crate::lasting::frame::{self, FrameError};
+use crate::lasting::message::{Reply, Request};
+
+/// Sends the output of a program: what there is, or all there will be.
+pub async fn logs(
+    mut session: Session,
+    job: Option<JobId>,
+    from: u64,
+    follow: bool,
+) -> Result<(), FrameError> {
+    let found = session.host.jobs().find(job.as_ref());
+    let Some(watcher) = found else {
+        return session.fail(&missing(job.as_ref())).await;
+    };
+    session.reply(&Reply::Started { job: watcher.job().clone() }).await?;
+    let mut output = watcher.subscribe();
+    let Session { reader, writer, .. } = &mut session;
+    tokio::select! {
+        result = async {
+            while let Some(event) = next(&mut output, follow).await {
+                if !is_before(&event, from) {
+                    attach::pass(writer, event).await?;
+                }
+            }
+            frame::send(writer, &Reply::SoFar, &[]).await
+        } => result,
+        () = gone(reader) => Ok(()),
+    }
+}
+
+async fn next(output: &mut Subscription, follow: bool) -> Option<OutputEvent> {
+    if follow { output.next().await } else { output.try_next() }
+}
+
+fn is_before(event: &OutputEvent, from: u64) -> bool {
+    match event {
+        OutputEvent::Output { seq, .. } => *seq < from,
+        OutputEvent::Gap { .. } | OutputEvent::End(_) => false,
+    }
+}
+
+/// Returns when the reader of the logs has gone away, or says what a reader does not say.
+async fn gone(reader: &mut OwnedReadHalf) {
+    let _ = frame::receive::<Request>(reader).await;
+}
+
+fn missing(job: Option<&JobId>) -> Error {
+    let message = match job {
+        Some(job) => format!("no program `{job}` has run here, or its output is gone"),
+        None => "no program has run in this sandbox yet".to_owned(),
+    };
+    Error::new(ErrorCode::NotFound, "logs", message)
+        .remedy("`stockade ps` shows what runs, `stockade audit list` what has run")
+}

@@ -1,0 +1,77 @@
+//! The `stockade` command: parses, dispatches, and ends with the right exit code. Nothing else: what
+//! a command does is in its own file.
+
+mod args;
+mod attend;
+mod audit;
+mod capture;
+mod cli;
+mod command;
+mod completions;
+mod config;
+mod detect;
+mod env;
+mod explain;
+mod input;
+mod interrupts;
+mod lasting;
+mod output;
+mod printer;
+mod reasons;
+mod registry;
+mod run;
+mod table;
+mod tck;
+mod terminal;
+mod usage;
+mod workspace;
+
+use clap::Parser;
+use stockade_core::{Error, ErrorCode, Result};
+use tokio::runtime::Runtime;
+
+use cli::{Cli, Verb};
+use printer::Printer;
+
+fn main() {
+    let code = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli),
+        Err(error) => usage::report(&error),
+    };
+    // Without unwinding the runtime: everything was released by the command itself.
+    std::process::exit(code);
+}
+
+fn dispatch(cli: Cli) -> i32 {
+    let printer = Printer::new(cli.json);
+    let done = runtime().and_then(|runtime| runtime.block_on(command(cli.verb, &printer)));
+    done.unwrap_or_else(|error| printer.error(&error))
+}
+
+async fn command(verb: Verb, printer: &Printer) -> Result<i32> {
+    match verb {
+        Verb::Run(args) => run::run(args, printer).await,
+        Verb::Create(args) => lasting::create::create(args, printer).await,
+        Verb::Exec(args) => lasting::exec::exec(args, printer).await,
+        Verb::Shell(args) => lasting::shell::shell(args, printer).await,
+        Verb::Cp(args) => lasting::cp::cp(&args, printer).await,
+        Verb::Ps(args) => lasting::ps::ps(&args, printer).await,
+        Verb::Logs(args) => lasting::logs::logs(&args, printer).await,
+        Verb::Kill(args) => lasting::kill::kill(&args, printer).await,
+        Verb::Rm(args) => lasting::rm::rm(&args, printer).await,
+        Verb::Supervise => lasting::supervisor::supervise(printer).await,
+        Verb::Detect(args) => detect::detect(&args, printer).await,
+        Verb::Explain(args) => explain::explain(args, printer).await,
+        Verb::Audit(args) => audit::audit(args, printer),
+        Verb::Tck(args) => tck::tck(&args, printer),
+        Verb::TckEngine(args) => tck::engine(&args).await,
+        Verb::Completions(args) => completions::completions(&args, printer),
+    }
+}
+
+/// One thread is enough for one command, and starting more would cost more than most commands.
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+        Error::new(ErrorCode::System, "start", "the event loop cannot be made").source(error)
+    })
+}

@@ -1,0 +1,104 @@
+//! Standard output and error, written byte for byte by a thread of its own: a reader who does not
+//! read must not keep the event loop from timers and signals. The thread is made when there is
+//! something to write, since many commands write nothing.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use stockade_core::{Error, ErrorCode, StreamId};
+use tokio::sync::{mpsc, oneshot};
+
+/// Pieces on their way to the writer.
+const AHEAD: usize = 16;
+
+/// Why nothing more can be written.
+#[derive(Debug)]
+pub enum Stop {
+    /// The reader of standard output is gone: he has seen enough.
+    Closed,
+    /// Writing failed.
+    Failed(Error),
+}
+
+/// Where output goes.
+#[derive(Debug, Default)]
+pub struct Output {
+    writer: Option<Writer>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    pieces: mpsc::Sender<(StreamId, Bytes)>,
+    end: oneshot::Receiver<Result<(), Errno>>,
+}
+
+impl Output {
+    /// Hands a piece to the writer, waiting while it is behind.
+    pub async fn write(&mut self, stream: StreamId, data: Bytes) -> Result<(), Stop> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            empty @ None => {
+                empty.insert(Writer::start().map_err(|error| Stop::Failed(failed(error)))?)
+            }
+        };
+        match writer.pieces.send((stream, data)).await {
+            Ok(()) => Ok(()),
+            Err(_) => self.finish().await,
+        }
+    }
+
+    /// Waits until everything is written.
+    pub async fn finish(&mut self) -> Result<(), Stop> {
+        let Some(Writer { pieces, end }) = self.writer.take() else { return Ok(()) };
+        drop(pieces);
+        match end.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(Errno::PIPE)) | Err(_) => Err(Stop::Closed),
+            Ok(Err(errno)) => Err(Stop::Failed(failed(errno.into()))),
+        }
+    }
+}
+
+impl Writer {
+    fn start() -> io::Result<Self> {
+        let (pieces, from) = mpsc::channel(AHEAD);
+        let (ended, end) = oneshot::channel();
+        std::thread::Builder::new().name("output".into()).spawn(move || {
+            let _ = ended.send(write_all(from));
+        })?;
+        Ok(Self { pieces, end })
+    }
+}
+
+fn write_all(mut from: mpsc::Receiver<(StreamId, Bytes)>) -> Result<(), Errno> {
+    while let Some((stream, data)) = from.blocking_recv() {
+        match stream {
+            StreamId::Stdout => write(rustix::stdio::stdout(), &data)?,
+            // Nobody can be told that standard error is gone, and the data still counts.
+            StreamId::Stderr => write(rustix::stdio::stderr(), &data).unwrap_or_default(),
+        }
+    }
+    Ok(())
+}
+
+fn write(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
+    while !data.is_empty() {
+        match rustix::io::write(to, data) {
+            Ok(count) => data = &data[count..],
+            Err(Errno::INTR) => {}
+            // Somebody else who shares the description may have made it non-blocking.
+            Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&to, PollFlags::OUT)], None)),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::new(ErrorCode::System, "run", "standard output cannot be written")
+        .remedy("make room, or send it elsewhere")
+        .source(error)
+}

@@ -1,0 +1,73 @@
+//! Why a command ended other than by itself, in one line each.
+
+use stockade_core::{Ending, Enforcement, LimitKind, Outcome, StreamReport};
+
+/// One line for each thing that the exit code alone does not tell.
+pub fn reasons(outcome: &Outcome) -> Vec<String> {
+    let mut lines: Vec<String> = ending(outcome).into_iter().collect();
+    lines.extend(truncation(outcome));
+    lines
+}
+
+fn ending(outcome: &Outcome) -> Option<String> {
+    match &outcome.ending {
+        Ending::Exited(_) | Ending::Signalled(_) | Ending::Cancelled => None,
+        Ending::StartFailed(failure) => Some(format!("cannot start: {}", failure.detail())),
+        Ending::LimitExceeded(kind) => Some(format!(
+            "ended: the {kind} limit{} was exceeded{}",
+            of(outcome, *kind),
+            hint(*kind)
+        )),
+        Ending::TimedOut => {
+            let kind = LimitKind::WallTime;
+            Some(format!("timed out: the {kind} limit{} ran out{}", of(outcome, kind), hint(kind)))
+        }
+        Ending::Lost(reason) => Some(format!("lost: {reason}")),
+    }
+}
+
+fn truncation(outcome: &Outcome) -> Option<String> {
+    let dropped = |name: &str, stream: &StreamReport| {
+        stream.truncated().then(|| format!("{} bytes of {name}", stream.dropped))
+    };
+    let both = [dropped("stdout", &outcome.stdout), dropped("stderr", &outcome.stderr)];
+    let lost: Vec<_> = both.into_iter().flatten().collect();
+    (!lost.is_empty()).then(|| {
+        let kind = LimitKind::Output;
+        let what = lost.join(" and ");
+        format!(
+            "truncated: {what} dropped beyond the {kind} limit{}{}",
+            of(outcome, kind),
+            hint(kind)
+        )
+    })
+}
+
+/// ` of 512m`, where the value is known.
+fn of(outcome: &Outcome, kind: LimitKind) -> String {
+    let value = outcome.limits.iter().find_map(|enforcement| match enforcement {
+        Enforcement::Fully { limit, value, .. } | Enforcement::Partly { limit, value, .. } => {
+            (*limit == kind).then_some(value)
+        }
+        Enforcement::NotAtAll { .. } => None,
+    });
+    value.map(|value| format!(" of {value}")).unwrap_or_default()
+}
+
+fn hint(kind: LimitKind) -> String {
+    format!(" (raise it with {})", flag(kind))
+}
+
+/// The flag that sets a limit.
+pub const fn flag(kind: LimitKind) -> &'static str {
+    match kind {
+        LimitKind::CpuRate => "--cpu",
+        LimitKind::CpuTime => "--cpu-time",
+        LimitKind::WallTime => "--timeout",
+        LimitKind::Memory => "--mem",
+        LimitKind::Disk => "--disk",
+        LimitKind::Processes => "--pids",
+        LimitKind::OpenFiles => "--open-files",
+        LimitKind::Output => "--max-output",
+    }
+}

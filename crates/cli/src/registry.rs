@@ -1,0 +1,57 @@
+//! The one place that names every backend.
+
+use std::sync::Arc;
+
+use stockade_backends::landlock::Landlock;
+use stockade_backends::mock::{self, Mock, Script, Step};
+use stockade_backends::native::Native;
+use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
+use stockade_engine::Engine;
+
+use crate::config::Settings;
+use crate::lasting;
+
+/// Every backend that builds walls, the usual one first.
+pub fn real() -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(Native::new()), Arc::new(Landlock::new())]
+}
+
+/// One of them by name.
+pub fn backend(name: &BackendName) -> Result<Arc<dyn Backend>> {
+    let all = real();
+    let named = all.iter().find(|backend| backend.name() == *name).cloned();
+    named.ok_or_else(|| unknown(name, &all))
+}
+
+/// An engine with every backend there is. What dead ones left is gone when it is open.
+pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+    let engine = Engine::open(settings.engine()?, backends(choice)?).await?;
+    lasting::sweep(&settings.state_dir()?);
+    Ok(engine)
+}
+
+/// Every backend there is. The mock is there only for who names it: it has no walls.
+pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
+    let mut backends = real();
+    if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
+        backends.push(Arc::new(simulation()));
+    }
+    if let BackendChoice::Named(name) = choice
+        && !backends.iter().any(|backend| backend.name() == *name)
+    {
+        return Err(unknown(name, &backends));
+    }
+    Ok(backends)
+}
+
+fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {
+    let known: Vec<_> = known.iter().map(|backend| backend.name().to_string()).collect();
+    Error::new(ErrorCode::NotFound, "--backend", format!("there is no backend `{name}`"))
+        .remedy(format!("choose one of: auto, {}", known.join(", ")))
+}
+
+fn simulation() -> Mock {
+    Mock::new()
+        .with_program("true", Script::default())
+        .with_program("cat", Script(vec![Step::Echo]))
+}

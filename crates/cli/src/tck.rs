@@ -1,0 +1,108 @@
+//! `stockade tck`: the conformance kit on the backends of this host.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use stockade_core::{Backend, BackendName, Error, ErrorCode, Result};
+use stockade_tck::{OnHost, Options, Report, run, serve_engine};
+
+use crate::printer::Printer;
+use crate::registry;
+
+/// The hidden command that the kit starts in order to kill it.
+pub const ENGINE: &str = "tck-engine";
+
+/// Which backends and cases.
+#[derive(Debug, Args)]
+pub struct TckArgs {
+    /// Judge this backend; the default is native.
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    backend: Option<BackendName>,
+    /// Judge every backend there is.
+    #[arg(long)]
+    all: bool,
+    /// Only cases whose name holds this text, or that check this clause.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// How many cases run at once.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    jobs: usize,
+    /// Write the report as JUnit XML too.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+}
+
+/// Which backend the engine to be killed uses.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    backend: BackendName,
+}
+
+/// Judges and reports. Ends with 1 if a case failed or nothing was checked.
+pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
+    let backends = match &args.backend {
+        Some(name) => vec![registry::backend(name)?],
+        None if args.all => registry::real(),
+        None => registry::real().into_iter().take(1).collect(),
+    };
+    let options = Options { only: args.only.clone(), jobs: args.jobs };
+    let judge = || judge(backends, &options, printer);
+    let reports = std::thread::scope(|scope| scope.spawn(judge).join())
+        .unwrap_or_else(|_| Err(failed("the kit itself failed")))?;
+    show(&reports, printer);
+    if let Some(file) = &args.junit {
+        let text: String = reports.iter().map(Report::junit).collect();
+        std::fs::write(file, text).map_err(|error| {
+            failed(format!("{} cannot be written", file.display())).source(error)
+        })?;
+    }
+    Ok(i32::from(!reports.iter().all(Report::success)))
+}
+
+/// Many cases at once, on threads of their own.
+fn judge(
+    backends: Vec<Arc<dyn Backend>>,
+    options: &Options,
+    printer: &Printer,
+) -> Result<Vec<Report>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| failed("the event loop cannot be made").source(error))?;
+    let mut reports = Vec::new();
+    for backend in backends {
+        let judging = format!("judging {}", backend.name());
+        let subject = Arc::new(subject(backend)?);
+        reports.push(runtime.block_on(printer.patiently(&judging, run(subject, options))));
+    }
+    Ok(reports)
+}
+
+/// Serves an engine for the kit to kill.
+pub async fn engine(args: &EngineArgs) -> Result<i32> {
+    let subject = OnHost::new(registry::backend(&args.backend)?);
+    match serve_engine(&subject).await {
+        Ok(()) => Ok(0),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
+    let own = std::env::current_exe()
+        .map_err(|error| failed("this program cannot be found").source(error))?;
+    let arguments = vec![ENGINE.to_owned(), backend.name().to_string()];
+    Ok(OnHost::new(backend).with_engine_process(own, arguments))
+}
+
+fn show(reports: &[Report], printer: &Printer) {
+    if printer.is_json() {
+        let all: Vec<_> = reports.iter().map(Report::json).collect();
+        printer.json(&all);
+    } else {
+        let all: Vec<_> = reports.iter().map(Report::table).collect();
+        printer.data(&all.join("\n"));
+    }
+}
+
+fn failed(message: impl Into<String>) -> Error {
+    Error::new(ErrorCode::System, "tck", message)
+}

@@ -1,0 +1,76 @@
+//! The terminal this command was started from: its size, and its raw mode, which is taken back on
+//! every way out. It must never leave a person's terminal changed.
+
+use std::sync::{Mutex, PoisonError};
+
+use rustix::stdio::{stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use stockade_core::{Command, Error, ErrorCode, Result, TerminalSize};
+
+/// What most programs assume where nobody says.
+const USUAL: TerminalSize = TerminalSize { rows: 24, cols: 80 };
+
+/// How the terminal was, while it is raw.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// The terminal's size, or the usual one.
+pub fn size() -> TerminalSize {
+    let known = tcgetwinsize(stdout()).or_else(|_| tcgetwinsize(stdin()));
+    let size = known.ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+    size.map_or(USUAL, |size| TerminalSize { rows: size.ws_row, cols: size.ws_col })
+}
+
+/// Refuses a terminal for the command where there is none for the caller.
+pub fn require(command: &Command) -> Result<()> {
+    if command.terminal.is_none() || isatty(stdin()) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorCode::Invalid, "run", "-t needs a terminal on standard input")
+        .remedy("leave -t out, or use -i to pass input on"))
+}
+
+/// Every key goes through while this lives.
+#[derive(Debug)]
+pub struct Raw(());
+
+impl Raw {
+    /// Makes the terminal raw. Needs one on standard input.
+    pub fn enter() -> Result<Self> {
+        let before = tcgetattr(stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        remember(Some(before));
+        restore_on_panic();
+        tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn remember(before: Option<Termios>) -> Option<Termios> {
+    std::mem::replace(&mut BEFORE.lock().unwrap_or_else(PoisonError::into_inner), before)
+}
+
+fn restore() {
+    if let Some(before) = remember(None) {
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
+    }
+}
+
+/// A panic may abort without unwinding, so the guard alone is not enough.
+fn restore_on_panic() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        restore();
+        usual(info);
+    }));
+}
+
+fn failed(errno: rustix::io::Errno) -> Error {
+    Error::new(ErrorCode::System, "run", "the terminal cannot be made raw").source(errno)
+}

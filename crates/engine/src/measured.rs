@@ -1,0 +1,59 @@
+//! Measurements kept on disk, so that not every engine has to build a sandbox just to look at it.
+//! Only what a backend says depends on a fingerprint is kept, and only if it is available.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+use stockade_core::{Backend, Capabilities};
+
+/// The directory of kept measurements.
+pub(crate) struct Measurements(PathBuf);
+
+/// Longer than any that is written.
+const MOST: u64 = 1 << 20;
+
+impl Measurements {
+    pub(crate) fn below(state: &Path) -> Self {
+        Self(state.join("capabilities"))
+    }
+
+    /// What was measured under the same fingerprint; nothing if it cannot be read.
+    pub(crate) fn recall(&self, backend: &dyn Backend) -> Option<Capabilities> {
+        let file = self.file(backend)?;
+        let size = fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?.len();
+        let text = (size <= MOST).then(|| fs::read(&file).ok())??;
+        let kept: Capabilities = serde_json::from_slice(&text).ok()?;
+        (kept.backend == backend.name() && kept.unavailable.is_none()).then_some(kept)
+    }
+
+    /// Keeps a measurement. Failing to is no harm: it is taken again.
+    pub(crate) fn keep(&self, backend: &dyn Backend, measured: &Capabilities) {
+        if let (Some(file), None) = (self.file(backend), &measured.unavailable) {
+            let _ = self.write(&file, measured);
+        }
+    }
+
+    /// Forgets: a wall that was there when it was measured is not there any more.
+    pub(crate) fn forget(&self, backend: &dyn Backend) {
+        if let Some(file) = self.file(backend) {
+            let _ = fs::remove_file(file);
+        }
+    }
+
+    fn file(&self, backend: &dyn Backend) -> Option<PathBuf> {
+        let hash = Sha256::digest(backend.fingerprint()?.as_bytes());
+        let short: String = hash.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        Some(self.0.join(format!("{}-{short}.json", backend.name())))
+    }
+
+    /// Whole or not at all, whoever else writes the same.
+    fn write(&self, file: &Path, measured: &Capabilities) -> std::io::Result<()> {
+        fs::create_dir_all(&self.0)?;
+        let draft = file.with_extension(format!("draft{}", std::process::id()));
+        let mut out = fs::File::create(&draft)?;
+        out.write_all(&serde_json::to_vec(measured)?)?;
+        fs::rename(&draft, file)
+    }
+}

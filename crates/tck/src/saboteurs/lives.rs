@@ -1,0 +1,138 @@
+//! Saboteurs of how sandboxes come and go.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_backends::mock::Mock;
+use stockade_core::{
+    Admitted, Backend, Error, ErrorCode, Feature, Result, Sandbox, SandboxId, SnapshotId,
+};
+
+use super::frame::Sabotage;
+
+#[derive(Default)]
+pub(super) struct LeavesSandbox;
+
+#[async_trait]
+impl Sabotage for LeavesSandbox {
+    async fn destroy(&self, _mock: &Mock, _id: &SandboxId) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Strikes the sandbox off its list and leaves everything in it running.
+#[derive(Default)]
+pub(super) struct LeavesProcesses(Mutex<BTreeSet<SandboxId>>);
+
+#[async_trait]
+impl Sabotage for LeavesProcesses {
+    async fn list(&self, mock: &Mock) -> Result<Vec<SandboxId>> {
+        let listed = mock.list().await?;
+        let hidden = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(listed.into_iter().filter(|id| !hidden.contains(id)).collect())
+    }
+
+    async fn destroy(&self, _mock: &Mock, id: &SandboxId) -> Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone());
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+pub(super) struct DestroysOnce;
+
+#[async_trait]
+impl Sabotage for DestroysOnce {
+    async fn destroy(&self, mock: &Mock, id: &SandboxId) -> Result<()> {
+        if !mock.list().await?.contains(id) {
+            return Err(Error::new(ErrorCode::NotFound, "destroy", "there is no such sandbox"));
+        }
+        mock.destroy(id).await
+    }
+}
+
+#[derive(Default)]
+pub(super) struct HangsOnUnknown;
+
+#[async_trait]
+impl Sabotage for HangsOnUnknown {
+    async fn destroy(&self, mock: &Mock, id: &SandboxId) -> Result<()> {
+        if !mock.list().await?.contains(id) {
+            std::future::pending().await
+        }
+        mock.destroy(id).await
+    }
+}
+
+#[derive(Default)]
+pub(super) struct ForgetsToList;
+
+#[async_trait]
+impl Sabotage for ForgetsToList {
+    async fn list(&self, _mock: &Mock) -> Result<Vec<SandboxId>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Builds in a task that nobody can stop.
+#[derive(Default)]
+pub(super) struct BuildsOn;
+
+#[async_trait]
+impl Sabotage for BuildsOn {
+    async fn create(
+        &self,
+        mock: &Mock,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let (mock, id, admitted) = (mock.clone(), id.clone(), admitted.clone());
+        let building = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            mock.create(&id, &admitted).await
+        });
+        building.await.unwrap_or_else(|join| {
+            Err(Error::new(ErrorCode::System, "create", "the task ended").source(join))
+        })
+    }
+}
+
+#[derive(Default)]
+pub(super) struct DeclaresAndRefuses;
+
+#[async_trait]
+impl Sabotage for DeclaresAndRefuses {
+    async fn create(
+        &self,
+        mock: &Mock,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<Arc<dyn Sandbox>> {
+        if admitted.spec().read_only {
+            return Err(Error::unsupported("create", Feature::ReadOnlyWorkspace));
+        }
+        mock.create(id, admitted).await
+    }
+}
+
+#[derive(Default)]
+pub(super) struct PausesNothing;
+
+#[async_trait]
+impl Sabotage for PausesNothing {
+    async fn pause(&self, _sandbox: &dyn Sandbox) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+pub(super) struct RestoresNothing;
+
+#[async_trait]
+impl Sabotage for RestoresNothing {
+    async fn restore(&self, _sandbox: &dyn Sandbox, _snapshot: &SnapshotId) -> Result<()> {
+        Ok(())
+    }
+}
