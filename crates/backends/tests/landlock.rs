@@ -125,3 +125,73 @@ async fn a_workspace_around_the_private_directories_is_refused() {
     assert_eq!(error.code(), ErrorCode::Invalid);
     assert!(error.hint().is_some_and(|hint| hint.contains("TMPDIR")), "{error}");
 }
+
+#[tokio::test]
+async fn other_processes_and_objects_of_the_same_user_are_out_of_reach() {
+    let (engine, _state) = engine().await;
+    let own = std::process::id();
+    let line = format!(
+        "for tool in prlimit renice taskset ipcmk; do command -v $tool >&2 || exit 9; done; \
+         ! kill -0 {own} && ! kill -CONT {own} && ! prlimit --pid {own} --nofile=100:100 && \
+         ! renice 5 {own} && ! taskset -p 1 {own} && ! ipcmk -M 64 && ! ipcmk -Q && nice true && \
+         prlimit --nofile=64 true && ! cat /proc/{own}/environ && ! cat /proc/1/cmdline"
+    );
+    let (outcome, out) = shell(&engine, SandboxSpec::default(), &line).await;
+    assert_eq!(outcome.ending, Ending::Exited(0), "{out}");
+}
+
+#[tokio::test]
+async fn a_program_that_signals_everybody_reaches_only_its_own() {
+    let (engine, _state) = engine().await;
+    let id = engine.create(SandboxSpec::default()).await.unwrap();
+    let other = engine.exec(&id, Command::shell("sleep 60")).await.unwrap();
+    let bomb = engine.exec(&id, Command::shell("sleep 60 & kill -9 -1; wait")).await.unwrap();
+    bomb.outcome().await;
+    let after = engine.exec(&id, Command::shell("exit 4")).await.unwrap();
+    assert_eq!(after.outcome().await.ending, Ending::Exited(4));
+    other.close().await.unwrap();
+    assert_eq!(other.outcome().await.ending, Ending::Cancelled);
+    engine.destroy(&id).await.unwrap();
+}
+
+/// The parent of a process, as the kernel tells.
+fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn pids_with(text: &str) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holds = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.windows(text.len()).any(|part| part == text.as_bytes())
+    };
+    pids.filter(holds).collect()
+}
+
+#[tokio::test]
+async fn when_the_launcher_is_killed_everything_ends_within_five_seconds() {
+    let (engine, _state) = engine().await;
+    let id = engine.create(SandboxSpec::default()).await.unwrap();
+    let line = format!("(setsid sh -c 'sleep 60; : {id}' &); trap '' TERM; sleep 60; : {id}");
+    let _running = engine.exec(&id, Command::shell(&line)).await.unwrap();
+    let private = std::env::temp_dir().join(format!("stockade-{id}"));
+    let until = tokio::time::Instant::now() + Duration::from_secs(5);
+    while pids_with(id.as_str()).len() < 3 && tokio::time::Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(private.is_dir());
+    let pids = pids_with("stockade-bare-agent");
+    let agent = pids.into_iter().find(|pid| pids_with(id.as_str()).contains(pid)).unwrap();
+    let launcher = parent(parent(agent));
+    assert!(pids_with("stockade-launcher").contains(&launcher));
+    let launcher = launcher.to_string();
+    let killed = std::process::Command::new("kill").args(["-9", &launcher]).status().unwrap();
+    assert!(killed.success());
+    let until = tokio::time::Instant::now() + Duration::from_secs(5);
+    while !(pids_with(id.as_str()).is_empty() && !private.exists()) {
+        assert!(tokio::time::Instant::now() < until, "{:?}", pids_with(id.as_str()));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

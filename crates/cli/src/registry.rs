@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stockade_backends::landlock::Landlock;
+use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
@@ -14,6 +14,11 @@ use crate::lasting;
 /// Every backend that builds walls, the usual one first.
 pub fn real() -> Vec<Arc<dyn Backend>> {
     vec![Arc::new(Native::new()), Arc::new(Landlock::new())]
+}
+
+/// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
+pub fn has_namespaces(name: &BackendName) -> bool {
+    *name != landlock::NAME
 }
 
 /// One of them by name.

@@ -90,7 +90,11 @@ fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
     let own = std::env::current_exe()
         .map_err(|error| failed("this program cannot be found").source(error))?;
     let arguments = vec![ENGINE.to_owned(), backend.name().to_string()];
-    Ok(OnHost::new(backend).with_engine_process(own, arguments))
+    let namespaces = registry::has_namespaces(&backend.name());
+    let subject = OnHost::new(backend)
+        .leaving_nothing_in(std::env::temp_dir())
+        .with_engine_process(own, arguments);
+    Ok(if namespaces { subject } else { subject.without_namespaces() })
 }
 
 fn show(reports: &[Report], printer: &Printer) {
