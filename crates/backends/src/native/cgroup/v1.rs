@@ -9,7 +9,7 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, SandboxId};
 
 use super::super::plan::OWN_PROCESSES;
-use super::{Controllers, PARENT, make, make_below, mount_point, number};
+use super::{Controllers, PARENT, make, make_below, mount_point, number, throwaway};
 
 /// The parent directory in each controller that can be used.
 #[derive(Debug, Clone, Default)]
@@ -138,6 +138,6 @@ fn parent(mounts: &str, controller: &str) -> Option<PathBuf> {
 
 /// Whether groups can be made here: somebody else may have made the directory.
 fn writable(parent: &Path) -> bool {
-    let trial = parent.join(format!("trial-{}", std::process::id()));
+    let trial = parent.join(throwaway::name("trial", 0));
     make(&trial).and_then(|()| fs::remove_dir(&trial)).is_ok()
 }
