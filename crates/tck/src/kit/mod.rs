@@ -134,6 +134,11 @@ impl Kit {
         self.0.capabilities.has(feature)
     }
 
+    /// How far the backend declares a feature.
+    pub fn support(&self, feature: Feature) -> Support {
+        self.0.capabilities.support(feature)
+    }
+
     /// What cases start from: the probe in the workspace, the mark in the environment.
     pub fn spec(&self) -> SandboxSpec {
         let mut spec = self.0.subject.spec();
