@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stockade_backends::native::Native;
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
-use stockade_tck::{EngineFailure, OnHost, Subject, serve_engine};
+use stockade_tck::{EngineFailure, OnHost, Subject, churn_engine, serve_engine};
 
 fn subject() -> Result<Box<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
@@ -18,5 +18,10 @@ fn subject() -> Result<Box<dyn Subject>, EngineFailure> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), EngineFailure> {
-    serve_engine(subject()?.as_ref()).await
+    let subject = subject()?;
+    match std::env::args().nth(2).as_deref() {
+        None => serve_engine(subject.as_ref()).await,
+        Some("churn") => churn_engine(subject.as_ref()).await,
+        Some(other) => Err(format!("`{other}` is not a way to run: churn, or nothing").into()),
+    }
 }
