@@ -133,7 +133,7 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Op
 
 /// Whether the kernel itself holds the sandbox to its memory.
 fn memory_is_held(running: &Running) -> bool {
-    running.group.as_ref().is_some_and(|group| group.peak_memory().is_some())
+    running.group.as_ref().is_some_and(Group::holds_memory)
 }
 
 fn pace(running: &Running) -> Duration {

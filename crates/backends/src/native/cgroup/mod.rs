@@ -166,6 +166,14 @@ impl Group {
         }
     }
 
+    /// Whether the kernel itself holds it to its memory.
+    pub(super) fn holds_memory(&self) -> bool {
+        match self {
+            Self::V2(directory) => directory.join("memory.max").exists(),
+            Self::V1(directories) => directories.memory.is_some(),
+        }
+    }
+
     /// How many processes the kernel has killed for want of memory.
     pub(super) fn oom_kills(&self) -> u64 {
         let events = match self {
