@@ -4,6 +4,7 @@
 //! This module decides nothing about walls: the launcher builds them and reads them back.
 
 mod cgroup;
+mod disk;
 mod embed;
 mod find;
 mod plan;

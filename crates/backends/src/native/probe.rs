@@ -6,7 +6,7 @@ use stockade_core::{
     SandboxId, SandboxSpec, Support, admit,
 };
 
-use super::cgroup::Hierarchy;
+use super::cgroup::{Hierarchy, throwaway};
 use super::{NAME, Native};
 
 const BOUNDARY: Boundary = Boundary::SharedKernel;
@@ -110,8 +110,9 @@ fn trial_id() -> SandboxId {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let text = format!("probe{}n{number}", std::process::id());
-    text.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
+    throwaway::name("probe", number)
+        .parse()
+        .unwrap_or_else(|_| unreachable!("a number makes a valid id"))
 }
 
 /// Admission by what is about to be found out.

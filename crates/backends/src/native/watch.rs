@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cgroup::Group;
 use super::running::Running;
-use super::tally;
+use super::{disk, tally};
 
 /// How often counters are read where the kernel enforces memory itself.
 const RELAXED: Duration = Duration::from_millis(50);
@@ -133,7 +133,7 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Op
 
 /// Whether the kernel itself holds the sandbox to its memory.
 fn memory_is_held(running: &Running) -> bool {
-    running.group.as_ref().is_some_and(|group| group.peak_memory().is_some())
+    running.group.as_ref().is_some_and(Group::holds_memory)
 }
 
 fn pace(running: &Running) -> Duration {
@@ -162,7 +162,7 @@ impl DiskWatch {
             return None;
         }
         let started = Instant::now();
-        let used = tokio::task::spawn_blocking(move || tally::disk(&root)).await.ok()?;
+        let used = tokio::task::spawn_blocking(move || disk::used(&root)).await.ok()?;
         // A large tree is looked at seldom, so that looking never takes more than a tenth of the time.
         self.next = Some(Instant::now() + DISK.max(started.elapsed() * 10));
         let before = *self.before.get_or_insert(used);

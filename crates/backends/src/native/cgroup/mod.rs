@@ -3,6 +3,7 @@
 //! Version 2 where it is delegated to us, version 1 where its controllers are writable, else none,
 //! with the reason and the remedy. Only directories named after a sandbox are ever removed.
 
+pub(super) mod throwaway;
 mod v1;
 mod v2;
 
@@ -44,6 +45,12 @@ pub(super) struct Controllers {
 impl Hierarchy {
     /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
     pub(super) fn detect() -> Self {
+        let found = Self::look();
+        found.parents().iter().for_each(|parent| throwaway::sweep(parent));
+        found
+    }
+
+    fn look() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let second = v2::Base::detect(&mounts, &own);
@@ -156,6 +163,14 @@ impl Group {
             Self::V1(directories) => {
                 number(&directories.memory.as_ref()?.join("memory.max_usage_in_bytes"))
             }
+        }
+    }
+
+    /// Whether the kernel itself holds it to its memory.
+    pub(super) fn holds_memory(&self) -> bool {
+        match self {
+            Self::V2(directory) => directory.join("memory.max").exists(),
+            Self::V1(directories) => directories.memory.is_some(),
         }
     }
 
