@@ -145,7 +145,8 @@ fn without_any_place_for_state_the_remedy_is_told() {
 #[test]
 fn several_refusals_come_all_at_once() {
     let place = Place::new();
-    let done = place.stockade(&["run", "--image", "oci:/etc", "--net", "a.example", "true"]);
+    let line = ["run", "--backend", "native", "--image", "oci:/etc", "--net", "a.example", "true"];
+    let done = place.stockade(&line);
     assert_eq!((done.code, done.stderr.lines().count()), (125, 2), "{}", done.stderr);
     for feature in ["oci-image", "egress-allowlist"] {
         assert!(

@@ -23,7 +23,8 @@ pub(crate) struct Ended {
     pub usage: Usage,
     pub stdout: StreamReport,
     pub stderr: StreamReport,
-    /// Whether the backend reported the end. If not, only destroying the sandbox makes sure (C-11).
+    /// Whether the backend reported how it ended. If not, nobody knows what of it is left, and only
+    /// destroying the sandbox makes sure (C-11).
     pub confirmed: bool,
 }
 
@@ -92,7 +93,7 @@ pub(crate) async fn supervise(
             never = feed(stdin, control.as_ref()) => match never {},
         }
     };
-    let confirmed = exit.is_some();
+    let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
     let usage = Usage::new(started.elapsed().into(), exit.cpu_time, exit.peak_memory);
     let ending = stopped.unwrap_or_else(|| ending_of(exit.status));

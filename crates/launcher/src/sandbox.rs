@@ -67,11 +67,13 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
 fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     // At once: until then, whoever signals its own group signals the launcher.
     parent::leave_group()?;
+    // Before the first wait: a launcher that is killed now would leave it waiting for ever.
+    parent::die_with(b.launcher)?;
     // The limits on what building itself may use.
     cgroup::join(b.membership)?;
     // Nothing can be owned before there is somebody to own it.
     identity::become_mapped(b.go, b.plan)?;
-    // After the change of identity, which clears the signal.
+    // Once more after the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
     uts::set(&b.plan.hostname)?;
     // While the capabilities last.

@@ -1,10 +1,11 @@
-//! An engine process for the kit to kill: opens an engine, builds a sandbox, starts something in it
-//! that does not end by itself, says which sandbox that is, and waits.
+//! An engine process to be killed: opens an engine, builds a sandbox, starts something in it that does
+//! not end by itself, says which sandbox that is, and waits; or builds one after the other.
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use stockade_core::{Command, Feature, HostPath, Workspace};
+use stockade_core::{Command, Feature, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
 use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK, Subject};
@@ -16,8 +17,8 @@ fn variable(name: &str) -> Result<PathBuf, Failure> {
     Ok(std::env::var_os(name).ok_or(format!("{name} is not set"))?.into())
 }
 
-/// Does what [`Subject::engine_process`] describes; returns only if it fails.
-pub async fn serve_engine(subject: &dyn Subject) -> Result<(), Failure> {
+/// An engine as the variables ask for it, and a spec with the mark in it.
+async fn open(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Failure> {
     let backend = subject.backend();
     let mut spec = subject.spec();
     if backend.probe().await.has(Feature::LocalWorkspace) {
@@ -26,6 +27,31 @@ pub async fn serve_engine(subject: &dyn Subject) -> Result<(), Failure> {
     // So that what is left behind can be told apart from everybody else's.
     spec.env.insert(MARK.parse()?, std::env::var(MARK).unwrap_or_default());
     let engine = Engine::open(EngineConfig::at(variable(ENGINE_STATE)?), vec![backend]).await?;
+    Ok((engine, spec))
+}
+
+/// Builds sandboxes, runs something in each and takes them down, on and on, and says a line when it
+/// begins: wherever it is killed, it is in the middle of something. Ends by itself after a minute, in
+/// case whoever was to kill it is gone.
+pub async fn churn_engine(subject: &dyn Subject) -> Result<(), Failure> {
+    let (engine, spec) = open(subject).await?;
+    writeln!(std::io::stdout(), "begun")?;
+    std::io::stdout().flush()?;
+    let until = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < until {
+        let id = engine.create(spec.clone()).await?;
+        let stays = engine.exec(&id, Command::program(["./probe", "sleep", "60000"])).await?;
+        engine.exec(&id, Command::program(["./probe", "exit", "0"])).await?.outcome().await;
+        engine.destroy(&id).await?;
+        drop(stays);
+        engine.run(spec.clone(), Command::program(["./probe", "exit", "0"])).await?.outcome().await;
+    }
+    Ok(())
+}
+
+/// Does what [`Subject::engine_process`] describes; returns only if it fails.
+pub async fn serve_engine(subject: &dyn Subject) -> Result<(), Failure> {
+    let (engine, spec) = open(subject).await?;
     let id = engine.create(spec).await?;
     let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);
     let (_execution, mut follower) = engine.exec_followed(&id, command).await?;

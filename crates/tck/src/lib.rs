@@ -15,6 +15,7 @@ pub mod control;
 mod coverage;
 mod engine_process;
 mod host;
+pub mod hostile;
 mod kit;
 mod observer;
 mod report;
@@ -26,7 +27,7 @@ mod witness;
 
 pub use case::{Case, Stop, Verdict};
 pub use coverage::{Coverage, FeatureCoverage, NOT_JUDGED, coverage};
-pub use engine_process::{Failure as EngineFailure, serve_engine};
+pub use engine_process::{Failure as EngineFailure, churn_engine, serve_engine};
 pub use host::OnHost;
 pub use kit::{Kit, Ran, Room};
 pub use observer::{HostObserver, Observer};

@@ -32,13 +32,14 @@ impl HostObserver {
         Self { directories: directories.into_iter().collect() }
     }
 
-    fn search(&self, needle: &str) -> Vec<String> {
-        let mut found = processes(needle);
-        found.extend(mounts(needle));
-        found.extend(sockets(needle));
-        names(Path::new("/sys/fs/cgroup"), needle, DEPTH, &mut found);
+    /// What carries any of these texts, found in one pass.
+    pub fn search(&self, needles: &[&str]) -> Vec<String> {
+        let mut found = processes(needles);
+        found.extend(mounts(needles));
+        found.extend(sockets(needles));
+        names(Path::new("/sys/fs/cgroup"), needles, DEPTH, &mut found);
         for directory in &self.directories {
-            names(directory, needle, DEPTH, &mut found);
+            names(directory, needles, DEPTH, &mut found);
         }
         found
     }
@@ -46,16 +47,18 @@ impl HostObserver {
 
 impl Observer for HostObserver {
     fn leftovers(&self, id: &SandboxId) -> Vec<String> {
-        self.search(id.as_str())
+        self.search(&[id.as_str()])
     }
 
     fn marked(&self, mark: &str) -> Vec<String> {
-        self.search(mark)
+        self.search(&[mark])
     }
 }
 
-fn holds(haystack: &[u8], needle: &str) -> bool {
-    haystack.windows(needle.len()).any(|part| part == needle.as_bytes())
+fn holds(haystack: &[u8], needles: &[&str]) -> bool {
+    let holds =
+        |needle: &&str| haystack.windows(needle.len()).any(|part| part == needle.as_bytes());
+    needles.iter().any(holds)
 }
 
 fn pids() -> impl Iterator<Item = u32> {
@@ -63,10 +66,10 @@ fn pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-fn processes(needle: &str) -> Vec<String> {
+fn processes(needles: &[&str]) -> Vec<String> {
     let told = |pid: u32| {
         let from = ["cmdline", "environ", "cgroup"].into_iter().find(|file| {
-            fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|held| holds(&held, needle))
+            fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|held| holds(&held, needles))
         });
         from.map(|file| format!("process {pid} (by its {file})"))
     };
@@ -74,7 +77,7 @@ fn processes(needle: &str) -> Vec<String> {
 }
 
 /// Mounts of every mount namespace there is, each looked at once.
-fn mounts(needle: &str) -> Vec<String> {
+fn mounts(needles: &[&str]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
     for pid in pids() {
@@ -83,26 +86,26 @@ fn mounts(needle: &str) -> Vec<String> {
             continue;
         }
         let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-        let lines = table.lines().filter(|line| line.contains(needle));
+        let lines = table.lines().filter(|line| holds(line.as_bytes(), needles));
         found.extend(lines.map(|line| format!("mount seen by process {pid}: {line}")));
     }
     found
 }
 
-fn sockets(needle: &str) -> Vec<String> {
+fn sockets(needles: &[&str]) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let lines = table.lines().filter(|line| line.contains(needle));
+    let lines = table.lines().filter(|line| holds(line.as_bytes(), needles));
     lines.map(|line| format!("socket: {line}")).collect()
 }
 
-fn names(directory: &Path, needle: &str, depth: usize, found: &mut Vec<String>) {
+fn names(directory: &Path, needles: &[&str], depth: usize, found: &mut Vec<String>) {
     let Some(depth) = depth.checked_sub(1) else { return };
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().contains(needle) {
+        if holds(entry.file_name().as_encoded_bytes(), needles) {
             found.push(entry.path().display().to_string());
         }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            names(&entry.path(), needle, depth, found);
+            names(&entry.path(), needles, depth, found);
         }
     }
 }

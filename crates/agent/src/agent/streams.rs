@@ -11,11 +11,17 @@ use crate::protocol::{MIN_CHARGE, Stream, WINDOW, charge};
 /// What a terminal's line discipline takes for the end of input.
 const END_OF_INPUT: u8 = 4;
 
+/// What a terminal may hold back that it does not count yet.
+const HELD_BACK: u64 = 64 << 10;
+
 /// One output stream on its way out.
 pub struct Tap {
     fd: Option<OwnedFd>,
     stream: Stream,
     credit: u32,
+    /// What was there when the writer ended. What others write after that is not its output, and
+    /// waiting for them to pause would be waiting for ever.
+    last: Option<u64>,
     /// Nothing is sent any more; what still comes is thrown away, so that a background process that
     /// logs is neither blocked nor killed.
     muted: bool,
@@ -23,7 +29,7 @@ pub struct Tap {
 
 impl Tap {
     pub fn new(stream: Stream, fd: Option<OwnedFd>) -> Self {
-        Self { muted: fd.is_none(), fd, stream, credit: WINDOW }
+        Self { muted: fd.is_none(), fd, stream, credit: WINDOW, last: None }
     }
 
     pub fn fd(&self) -> Option<&OwnedFd> {
@@ -47,13 +53,16 @@ impl Tap {
         Ok(())
     }
 
-    /// Sends one piece. `last` says that the writer has ended: once nothing is there, nothing more
-    /// is waited for, even if a descendant holds the stream open.
+    /// Sends one piece. `last` says that the writer has ended: once what it left was sent, nothing
+    /// more is waited for, even if a descendant holds the stream open or writes to it.
     pub fn pump(&mut self, channel: u32, link: &mut Link, last: bool) {
         if !self.is_ready(link) {
             return;
         }
         let Some(fd) = &self.fd else { return };
+        if last && self.last.is_none() {
+            self.last = rustix::io::ioctl_fionread(fd).ok().map(|there| there + HELD_BACK);
+        }
         let got = if self.muted {
             rustix::io::read(fd, &mut [0; 16 * 1024])
         } else {
@@ -70,9 +79,12 @@ impl Tap {
     }
 
     fn spend(&mut self, count: usize) {
-        if !self.muted {
-            self.credit = self.credit.saturating_sub(charge(count));
+        if self.muted {
+            return;
         }
+        self.credit = self.credit.saturating_sub(charge(count));
+        self.last = self.last.map(|last| last.saturating_sub(count as u64));
+        self.muted = self.last == Some(0);
     }
 
     pub fn close(&mut self) {

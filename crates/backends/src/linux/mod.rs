@@ -4,6 +4,7 @@
 //! Decides nothing about walls.
 
 pub(crate) mod cgroup;
+mod disk;
 pub(crate) mod embed;
 pub(crate) mod find;
 pub(crate) mod limits;
@@ -70,8 +71,8 @@ pub(crate) fn trial_id() -> SandboxId {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let text = format!("probe{}n{number}", std::process::id());
-    text.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
+    let name = cgroup::throwaway::name("probe", number);
+    name.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
 }
 
 /// Admission by what is about to be found out.

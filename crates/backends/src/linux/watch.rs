@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cgroup::Group;
 use super::running::Running;
-use super::tally;
+use super::{disk, tally};
 
 /// How often counters are read where the kernel enforces memory itself.
 const RELAXED: Duration = Duration::from_millis(50);
@@ -143,7 +143,7 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Op
 
 /// Whether the kernel itself holds the sandbox to its memory.
 fn memory_is_held(running: &Running) -> bool {
-    running.group.as_ref().is_some_and(|group| group.peak_memory().is_some())
+    running.group.as_ref().is_some_and(Group::holds_memory)
 }
 
 fn pace(running: &Running) -> Duration {
@@ -184,5 +184,5 @@ impl DiskWatch {
 }
 
 fn add_up(roots: &[PathBuf]) -> u64 {
-    roots.iter().map(|root| tally::disk(root)).sum()
+    roots.iter().map(|root| disk::used(root)).sum()
 }

@@ -4,10 +4,12 @@
 //! It must never judge: whether what it saw is right is for the case to say.
 
 mod files;
+mod hostile;
 mod limits;
 mod network;
 mod output;
 mod process;
+mod raw;
 mod report;
 mod signals;
 mod terminal;
@@ -114,6 +116,29 @@ fn perform(verb: &str, args: &Args) -> io::Result<Done> {
         "terminal" => terminal::terminal(),
         "wait-resize" => terminal::wait_resize(args),
         "report" => Ok(report::report()),
+        _ => misbehave(verb, args),
+    }
+}
+
+/// The verbs of programs that mean harm.
+fn misbehave(verb: &str, args: &Args) -> io::Result<Done> {
+    match verb {
+        "fork-bomb" => hostile::fork_bomb(),
+        "zombies" => hostile::zombies(args),
+        "allocate-many" => hostile::allocate_many(args),
+        "hold" => hostile::hold(args),
+        "fill-memory-files" => hostile::fill_memory_files(args),
+        "fill-many" => hostile::fill_many(args),
+        "deep-tree" => hostile::deep_tree(args),
+        "many-links" => hostile::many_links(args),
+        "kill-everybody" => hostile::kill_everybody(args),
+        "signal-parent" => hostile::signal_parent(args),
+        "trace-parent" => hostile::trace_parent(),
+        "hold-output" => hostile::hold_output(args),
+        "holder" => hostile::holder(args, false),
+        "holder-flood" => hostile::holder(args, true),
+        "write-after-close" => hostile::write_after_close(),
+        "flood-fast" => hostile::flood_fast(args),
         _ => Ok(Done::Code(MISUSED)),
     }
 }

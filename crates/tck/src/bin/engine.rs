@@ -1,24 +1,62 @@
-//! The engine process that the kit's own tests kill, for each backend they judge.
+//! What the kit's own tests need as a process of its own: an engine to be killed, for each backend they
+//! judge; and the kit itself, for places where there is nothing but this program.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
+use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
-use stockade_tck::{EngineFailure, OnHost, Subject, serve_engine};
+use stockade_tck::{
+    EngineFailure, OnHost, Options, Subject, churn_engine, hostile, run, serve_engine,
+};
 
-fn subject() -> Result<Box<dyn Subject>, EngineFailure> {
+fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
-        Some("mock") => Ok(Box::new(Simulated::default())),
-        Some("control") => Ok(Box::new(Control::default())),
-        Some("landlock") => Ok(Box::new(OnHost::new(Arc::new(Landlock::new())))),
-        Some("native") => Ok(Box::new(OnHost::new(Arc::new(Native::new())))),
+        Some("mock") => Ok(Arc::new(Simulated::default())),
+        Some("control") => Ok(Arc::new(Control::default())),
+        Some("landlock") => Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())))),
+        Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
         _ => Err("name a subject: mock, control, landlock or native".into()),
+    }
+}
+
+/// Judges the subject by the cases that hold one of the texts given, those of the hostile corpus
+/// included, and says by what each limit is enforced.
+async fn judge(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(), EngineFailure> {
+    let measured = subject.backend().probe().await;
+    if let Some((reason, remedy)) = &measured.unavailable {
+        return Err(format!("not available: {reason} ({remedy})").into());
+    }
+    let mut out = std::io::stdout();
+    for kind in LimitKind::ALL {
+        let told = match measured.support(kind.feature()) {
+            Support::Full { by } => format!("in full by {by}"),
+            Support::Partial { by, .. } => format!("in part by {by}"),
+            Support::Missing { reason, .. } => format!("not at all: {reason}"),
+        };
+        writeln!(out, "{kind}: {told}")?;
+    }
+    let options = Options { only: only.clone(), jobs: 1 };
+    let reports = [run(Arc::clone(&subject), &options).await, hostile::run(subject, only).await];
+    for report in &reports {
+        writeln!(out, "{}", report.table())?;
+    }
+    match reports.iter().flat_map(|report| report.failures()).count() {
+        0 => Ok(()),
+        failed => Err(format!("{failed} cases failed").into()),
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), EngineFailure> {
-    serve_engine(subject()?.as_ref()).await
+    let subject = subject()?;
+    match std::env::args().nth(2).as_deref() {
+        None => serve_engine(subject.as_ref()).await,
+        Some("churn") => churn_engine(subject.as_ref()).await,
+        Some("judge") => judge(subject, std::env::args().skip(3).collect()).await,
+        Some(other) => Err(format!("`{other}` is not a way to run: churn, judge, or none").into()),
+    }
 }

@@ -139,6 +139,11 @@ impl Kit {
         if self.has(feature) { Ok(()) } else { Err(Stop::Lacking(feature)) }
     }
 
+    /// How far the backend declares a feature.
+    pub fn support(&self, feature: Feature) -> Support {
+        self.0.capabilities.support(feature)
+    }
+
     /// What cases start from: the probe in the workspace, the mark in the environment.
     pub fn spec(&self) -> SandboxSpec {
         let mut spec = self.0.subject.spec();

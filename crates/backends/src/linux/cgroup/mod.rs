@@ -3,6 +3,7 @@
 //! Version 2 where it is delegated to us, version 1 where its controllers are writable, else none,
 //! with the reason and the remedy. Only directories named after a sandbox are ever removed.
 
+pub(crate) mod throwaway;
 mod v1;
 mod v2;
 
@@ -50,6 +51,12 @@ pub(crate) struct Controllers {
 impl Hierarchy {
     /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
     pub(crate) fn detect(house: House) -> Self {
+        let found = Self::look(house);
+        found.parents().iter().for_each(|parent| throwaway::sweep(parent));
+        found
+    }
+
+    fn look(house: House) -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let second = v2::Base::detect(house, &mounts, &own);
@@ -162,6 +169,14 @@ impl Group {
             Self::V1(directories) => {
                 number(&directories.memory.as_ref()?.join("memory.max_usage_in_bytes"))
             }
+        }
+    }
+
+    /// Whether the kernel itself holds it to its memory.
+    pub(crate) fn holds_memory(&self) -> bool {
+        match self {
+            Self::V2(directory) => directory.join("memory.max").exists(),
+            Self::V1(directories) => directories.memory.is_some(),
         }
     }
 

@@ -1,5 +1,9 @@
-//! The unified hierarchy. Root uses a directory of its own at the top; anybody else needs the group
-//! they are in to be delegated to them.
+//! The unified hierarchy. Root uses a directory of its own at the top; anybody else needs a group that
+//! is delegated to them: the one above the group they are in, or that one itself.
+//!
+//! A group holds processes or hands controllers down, never both. So sandboxes' groups are made beside
+//! the group this process is in; and where only that one is ours, this process first makes room in it
+//! by moving down, if it is alone there.
 
 use std::fs;
 use std::io;
@@ -21,6 +25,9 @@ pub(crate) struct Base {
 /// The controllers that hold limits of ours.
 const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
 
+/// Where this process goes to make room.
+const ENGINE: &str = "stockade-engine";
+
 /// The period over which the share of processor time is measured out.
 const PERIOD_US: u64 = 100_000;
 
@@ -28,10 +35,12 @@ impl Base {
     pub(super) fn detect(house: House, mounts: &str, own: &str) -> Result<Self, String> {
         let top =
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
-        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-        let inside = top.join(own.trim_start_matches('/'));
+        let inside = inside(&top, own);
+        let above = inside.parent().filter(|above| above.starts_with(&top)).unwrap_or(&top);
         Self::at(house, &top)
+            .or_else(|_| Self::at(house, above))
             .or_else(|_| Self::at(house, &inside))
+            .or_else(|_| make_room(&inside).and_then(|()| Self::at(house, &inside)))
             .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"))
     }
 
@@ -46,8 +55,11 @@ impl Base {
             )));
         }
         make(&parent)?;
-        enable(place)?;
-        enable(&parent)?;
+        let enabled = may_enter(place)
+            .and_then(|()| enable(place))
+            .and_then(|()| enable(&parent))
+            .inspect_err(|_| drop(fs::remove_dir(&parent)));
+        enabled?;
         let on = fs::read_to_string(parent.join("cgroup.subtree_control"))?;
         let has = |name| on.split_whitespace().any(|controller| controller == name);
         let controllers = Controllers {
@@ -93,6 +105,31 @@ impl Base {
     }
 }
 
+/// The group this process is in.
+fn inside(top: &Path, own: &str) -> PathBuf {
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    // A group outside of what is mounted here is shown with a way out, which leads nowhere.
+    if own.split('/').any(|part| part == "..") { top.to_owned() } else { top.join(own) }
+}
+
+/// Whether processes may be put into groups below this one: the kernel asks that of the directory that
+/// both the old and the new group lie in.
+fn may_enter(place: &Path) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).open(place.join("cgroup.procs")).map(drop)
+}
+
+/// Moves this process one group down. Nobody else is moved: they did not ask for it.
+fn make_room(inside: &Path) -> io::Result<()> {
+    let members = fs::read_to_string(inside.join("cgroup.procs"))?;
+    let alone = members.trim() == std::process::id().to_string();
+    if !alone {
+        return Err(io::Error::other(format!("others are in {} too", inside.display())));
+    }
+    let below = inside.join(ENGINE);
+    make(&below)?;
+    fs::write(below.join("cgroup.procs"), "0")
+}
+
 /// Switches on for the children what this directory has. A group that holds processes cannot.
 fn enable(directory: &Path) -> io::Result<()> {
     let available = fs::read_to_string(directory.join("cgroup.controllers"))?;
@@ -109,4 +146,18 @@ fn enable(directory: &Path) -> io::Result<()> {
 
 pub(super) fn cpu_time(directory: &Path) -> Option<Duration> {
     keyed(&directory.join("cpu.stat"), "usage_usec").map(micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_group_is_found_below_the_mount_and_never_outside() {
+        let top = Path::new("/sys/fs/cgroup");
+        assert_eq!(inside(top, "1:cpu:/x\n0::/user/leaf\n"), top.join("user/leaf"));
+        assert_eq!(inside(top, "0::/\n"), top.join(""));
+        assert_eq!(inside(top, "0::/../other\n"), top);
+        assert_eq!(inside(top, ""), top.join(""));
+    }
 }

@@ -1,0 +1,245 @@
+//! Verbs of programs that mean harm: each tries one way of using up, outliving or disturbing what is
+//! around it. All are bounded in what they could do to a host without walls.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Signal, getppid, kill_process, setsid};
+use serde_json::json;
+
+use crate::process::myself;
+use crate::{Args, Done, attempt, fine, number_of, raw, signals};
+
+/// However far a bomb gets, it ends by itself: a host without walls survives it.
+const LIFE: Duration = Duration::from_secs(120);
+/// The most processes a bomb leaves behind for good.
+const MOST_PROCESSES: u64 = 20_000;
+const PIECE: usize = 1 << 20;
+
+/// `fork-bomb`: every process makes another one, for ever.
+pub fn fork_bomb() -> io::Result<Done> {
+    let until = Instant::now() + LIFE;
+    let mut made = 0;
+    while Instant::now() < until {
+        match raw::fork() {
+            Ok(Some(_)) if made < MOST_PROCESSES => made += 1,
+            Ok(None) => made = 0,
+            Ok(Some(_)) | Err(_) => thread::yield_now(),
+        }
+    }
+    Ok(Done::Code(0))
+}
+
+/// `zombies MS`: children that end and that nobody waits for, until there is no room; then sleeps.
+pub fn zombies(args: &Args) -> io::Result<Done> {
+    let mut count = 0;
+    let errno = loop {
+        match raw::fork() {
+            Ok(Some(_)) if count < MOST_PROCESSES => count += 1,
+            Ok(Some(_)) => break 0,
+            Ok(None) => raw::leave(),
+            Err(error) => break number_of(&error),
+        }
+    };
+    tell(&json!({ "ok": true, "count": count, "errno": errno }))?;
+    thread::sleep(args.span(0)?);
+    Ok(Done::Code(0))
+}
+
+fn tell(facts: &serde_json::Value) -> io::Result<()> {
+    writeln!(io::stdout(), "{facts}")?;
+    io::stdout().flush()
+}
+
+/// `allocate-many COUNT BYTES`: children that hold BYTES each, all at once; how many got them, and how
+/// many were ended before.
+pub fn allocate_many(args: &Args) -> io::Result<Done> {
+    let mut children: Vec<Child> = Vec::new();
+    let (mut ready, mut lost) = (0, 0);
+    for _ in 0..args.number(0)? {
+        let mut child = match myself(["hold", args.text(1)])?.stdout(Stdio::piped()).spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                lost += 1;
+                if number_of(&error) == libc::EAGAIN {
+                    break;
+                }
+                continue;
+            }
+        };
+        let mut said = [0];
+        let heard = child.stdout.as_mut().map_or(Ok(0), |out| out.read(&mut said))?;
+        ready += u64::from(heard > 0);
+        lost += u64::from(heard == 0);
+        children.push(child);
+    }
+    for mut child in children {
+        // Whoever had its memory and is gone was ended so that another could have it.
+        lost += u64::from(child.try_wait()?.is_some());
+        child.kill()?;
+        child.wait()?;
+    }
+    Ok(fine(json!({ "ready": ready, "lost": lost })))
+}
+
+/// `hold BYTES`: touches that much memory, says a byte, and keeps it.
+pub fn hold(args: &Args) -> io::Result<Done> {
+    let size = usize::try_from(args.number(0)?).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let held = std::hint::black_box(vec![1u8; size]);
+    io::stdout().write_all(b".")?;
+    io::stdout().flush()?;
+    thread::sleep(LIFE);
+    Ok(Done::Code(u8::from(held.is_empty())))
+}
+
+/// `fill-memory-files BYTES`: memory that no process maps, in files without a name.
+pub fn fill_memory_files(args: &Args) -> io::Result<Done> {
+    let wanted = args.number(0)?;
+    let piece = vec![0x5a; PIECE];
+    let mut held = Vec::new();
+    let mut done = 0;
+    while done < wanted {
+        let mut file = File::from(memfd_create("filler", MemfdFlags::CLOEXEC)?);
+        for _ in 0..32 {
+            if let Err(error) = file.write_all(&piece) {
+                return Ok(short(done, &error));
+            }
+            done += PIECE as u64;
+        }
+        held.push(file);
+    }
+    Ok(fine(json!({ "bytes": done })))
+}
+
+fn short(bytes: u64, error: &io::Error) -> Done {
+    Done::Facts(json!({ "ok": false, "bytes": bytes, "errno": number_of(error) }))
+}
+
+/// `fill-many DIRECTORY BYTES`: many files, so that no limit on one of them helps.
+pub fn fill_many(args: &Args) -> io::Result<Done> {
+    let (directory, wanted) = (Path::new(args.text(0)), args.number(1)?);
+    let piece = vec![0x5a; PIECE];
+    let (mut done, mut number) = (0, 0);
+    while done < wanted {
+        let written = File::create(directory.join(format!("filler-{number}")))
+            .and_then(|mut file| (0..8).try_for_each(|_| file.write_all(&piece)));
+        if let Err(error) = written {
+            return Ok(short(done, &error));
+        }
+        done += 8 * PIECE as u64;
+        number += 1;
+    }
+    Ok(fine(json!({ "bytes": done })))
+}
+
+/// `deep-tree DEPTH BYTES`: directories in directories, deeper than a path can name, and that much in
+/// the deepest one.
+pub fn deep_tree(args: &Args) -> io::Result<Done> {
+    let name = "d".repeat(64);
+    for depth in 0..args.number(0)? {
+        if let Err(error) = fs::create_dir(&name).and_then(|()| std::env::set_current_dir(&name)) {
+            return Ok(Done::Facts(
+                json!({ "ok": false, "depth": depth, "errno": number_of(&error) }),
+            ));
+        }
+    }
+    fill_many(&Args(vec![".".into(), args.text(1).into()]))
+}
+
+/// `many-links DIRECTORY COUNT`: symbolic links to the root of everything.
+pub fn many_links(args: &Args) -> io::Result<Done> {
+    let directory = Path::new(args.text(0));
+    for number in 0..args.number(1)? {
+        if let Err(error) = symlink("/", directory.join(format!("link-{number}"))) {
+            return Ok(Done::Facts(
+                json!({ "ok": false, "count": number, "errno": number_of(&error) }),
+            ));
+        }
+    }
+    Ok(fine(json!({ "count": args.number(1)? })))
+}
+
+/// `kill-everybody SIGNAL MS`: whoever can be reached, and then sleeps if it still can. Only where it
+/// cannot reach the host: elsewhere it does nothing.
+pub fn kill_everybody(args: &Args) -> io::Result<Done> {
+    let number = i32::try_from(args.number(0)?).map_err(|_| io::ErrorKind::InvalidInput)?;
+    if crate::process::pids().len() > 64 {
+        return Ok(Done::Facts(json!({ "ok": false, "errno": libc::EPERM })));
+    }
+    raw::signal_everybody(number)?;
+    thread::sleep(args.span(1)?);
+    Ok(Done::Code(0))
+}
+
+/// `signal-parent SIGNAL MS`: disturbs who started it, and then sleeps.
+pub fn signal_parent(args: &Args) -> io::Result<Done> {
+    let number = i32::try_from(args.number(0)?).ok().and_then(Signal::from_named_raw);
+    let (parent, signal) = getppid().zip(number).ok_or(io::ErrorKind::InvalidInput)?;
+    let sent = kill_process(parent, signal);
+    tell(&json!({ "ok": sent.is_ok() }))?;
+    thread::sleep(args.span(1)?);
+    Ok(Done::Code(0))
+}
+
+/// `trace-parent`: tries to take control of who started it.
+pub fn trace_parent() -> io::Result<Done> {
+    let parent = getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
+    Ok(attempt(raw::trace(parent).map(|()| json!({}))))
+}
+
+/// `hold-output MS CODE [flood]`: ends with CODE, while a process in a session of its own keeps the
+/// output open for MS, silent or writing all the time.
+pub fn hold_output(args: &Args) -> io::Result<Done> {
+    let verb = if args.text(2) == "flood" { "holder-flood" } else { "holder" };
+    let holders = if args.text(2) == "flood" { 4 } else { 1 };
+    for _ in 0..holders {
+        drop(myself([verb, args.text(0)])?.stdout(Stdio::inherit()).spawn()?);
+    }
+    Ok(Done::Code(u8::try_from(args.number(1)?).map_err(|_| io::ErrorKind::InvalidInput)?))
+}
+
+/// `holder MS`, `holder-flood MS`: the process that stays.
+pub fn holder(args: &Args, flood: bool) -> io::Result<Done> {
+    signals::ignore_all();
+    setsid()?;
+    let until = Instant::now() + args.span(0)?;
+    let piece = vec![b'x'; 64 << 10];
+    while Instant::now() < until {
+        match flood {
+            true => io::stdout().write_all(&piece)?,
+            false => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    Ok(Done::Code(0))
+}
+
+/// `write-after-close`: what a write says once the output was closed, told on standard error.
+pub fn write_after_close() -> io::Result<Done> {
+    io::stdout().flush()?;
+    raw::close(1);
+    let written = rustix::io::write(io::stdout(), b"too late");
+    let errno = written.err().map(|errno| errno.raw_os_error());
+    writeln!(io::stderr(), "{}", json!({ "ok": errno.is_none(), "errno": errno }))?;
+    Ok(Done::Code(0))
+}
+
+/// `flood-fast STREAM BYTES`: as much as possible, as fast as possible.
+pub fn flood_fast(args: &Args) -> io::Result<Done> {
+    let piece = vec![b'f'; 256 << 10];
+    let mut left = args.number(1)?;
+    let (mut out, mut err) = (io::stdout().lock(), io::stderr().lock());
+    let stream: &mut dyn Write = if args.text(0) == "stderr" { &mut err } else { &mut out };
+    while left > 0 {
+        let size = left.min(piece.len() as u64);
+        stream.write_all(&piece[..size as usize])?;
+        left -= size;
+    }
+    stream.flush()?;
+    Ok(Done::Code(0))
+}

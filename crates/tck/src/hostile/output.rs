@@ -1,0 +1,85 @@
+//! Programs that abuse their output.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stockade_core::{Bytes, Ending};
+
+use super::{spec, unharmed, within};
+use crate::case::{case, check, same};
+use crate::{Case, Kit, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("ten gigabytes of output are dropped beyond the cap, and counted", "C-12", flood)
+        .within(180),
+    case!("a write to a closed output harms nobody", "C-12", after_close),
+    case!("an exit is told though somebody holds the output open", "C-12", held_open),
+    case!("an exit is told though somebody writes on and on", "C-12", held_and_flooded),
+];
+
+const FLOOD: u64 = 10_000_000_000;
+const CAP: u64 = 1 << 20;
+/// What the engine may grow by while it passes a flood on: its history, its buffers, and some air.
+const AIR: u64 = 128 << 20;
+
+async fn flood(kit: Kit) -> Verdict {
+    let mut spec = spec(&kit);
+    spec.limits.output = Some(Bytes(CAP));
+    let before = resident()?;
+    let highest = Arc::new(AtomicU64::new(before));
+    let watch = tokio::spawn(keep_highest(Arc::clone(&highest)));
+    let command = within(150, ["flood-fast", "stdout", &FLOOD.to_string()]);
+    let ran = kit.run_with(spec, command).await;
+    watch.abort();
+    let ran = ran?.exited(0)?;
+    let report = ran.outcome.stdout;
+    same!("bytes passed on and dropped", (report.bytes, report.dropped), (CAP, FLOOD - CAP));
+    let grown = highest.load(Ordering::Relaxed).saturating_sub(before);
+    check!(grown < AIR, "expected the engine to grow by less than {AIR} bytes, saw {grown}");
+    unharmed(&kit).await
+}
+
+/// Keeps the highest resident memory of this process, which is where the engine runs.
+async fn keep_highest(highest: Arc<AtomicU64>) {
+    while let Ok(now) = resident() {
+        highest.fetch_max(now, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn resident() -> Verdict<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    Ok(pages * rustix::param::page_size() as u64)
+}
+
+async fn after_close(kit: Kit) -> Verdict {
+    let ran = kit.run_with(spec(&kit), within(30, ["write-after-close"])).await?.exited(0)?;
+    let facts: Value = serde_json::from_slice(&ran.stderr)?;
+    same!("what the write said", facts, json!({ "ok": false, "errno": 9 }));
+    same!("what was written", ran.stdout, b"");
+    unharmed(&kit).await
+}
+
+async fn held_open(kit: Kit) -> Verdict {
+    told_at_once(&kit, &["hold-output", "60000", "3"]).await
+}
+
+async fn held_and_flooded(kit: Kit) -> Verdict {
+    told_at_once(&kit, &["hold-output", "60000", "3", "flood"]).await
+}
+
+/// The exit of the program is its own, whoever lives on; and destroying ends those as well.
+async fn told_at_once(kit: &Kit, verb: &[&str]) -> Verdict {
+    let room = kit.room_with(spec(kit)).await?;
+    let begun = Instant::now();
+    room.run_command(within(30, verb)).await?.ended(&Ending::Exited(3))?;
+    let took = begun.elapsed();
+    check!(took < Duration::from_secs(10), "expected the exit at once, saw it after {took:?}");
+    room.run(["exit", "0"]).await?.exited(0)?;
+    room.destroy().await?;
+    kit.all_gone().await?;
+    unharmed(kit).await
+}

@@ -1,0 +1,117 @@
+//! Programs that multiply, hide, and turn on whoever is near.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stockade_core::{Ending, Feature};
+
+use super::{spec, timed_out, unharmed, within};
+use crate::case::{case, check, same};
+use crate::{Case, Kit, Stop, Verdict};
+
+pub(super) const CASES: &[Case] = &[
+    case!("a fork bomb is held to its processes and ended in time", "C-11", fork_bomb)
+        .needs(&[Feature::ProcessLimit, Feature::CompleteKill]),
+    case!("children nobody waits for use up their own sandbox only", "C-16", zombies)
+        .needs(&[Feature::ProcessLimit, Feature::CompleteKill]),
+    case!("a daemon that ignores every signal ends with its sandbox", "C-30", daemon)
+        .needs(&[Feature::CompleteKill]),
+    case!("a daemon that ignores every signal ends with its wall time", "C-11", daemon_in_time)
+        .needs(&[Feature::CompleteKill]),
+    case!("a program without descriptors ends with its wall time", "C-11", closed),
+    case!("a program that stops itself ends with its wall time", "C-11", stopped)
+        .needs(&[Feature::CompleteKill]),
+    case!("a program that stops who started it ends with its wall time", "C-11", parent_stopped)
+        .needs(&[Feature::ProcessIsolation, Feature::CompleteKill]),
+    case!("a program that kills who started it loses its sandbox", "C-11", parent_killed)
+        .needs(&[Feature::ProcessIsolation, Feature::CompleteKill]),
+    case!("a program that kills all it can reach loses its sandbox", "C-11", everybody_killed)
+        .needs(&[Feature::ProcessIsolation, Feature::CompleteKill]),
+    case!("a program that stops all it can reach ends with its wall time", "C-11", all_stopped)
+        .needs(&[Feature::ProcessIsolation, Feature::CompleteKill]),
+    case!("who started a program cannot be traced by it", "C-17", traced)
+        .needs(&[Feature::ProcessIsolation]),
+];
+
+const FOR_EVER: &str = "600000";
+
+async fn fork_bomb(kit: Kit) -> Verdict {
+    let mut spec = spec(&kit);
+    spec.limits.processes = Some(64);
+    timed_out(kit.run_with(spec, within(3, ["fork-bomb"])).await?, 3)?;
+    unharmed(&kit).await
+}
+
+async fn zombies(kit: Kit) -> Verdict {
+    let mut spec = spec(&kit);
+    spec.limits.processes = Some(64);
+    let ran = timed_out(kit.run_with(spec, within(3, ["zombies", FOR_EVER])).await?, 3)?;
+    let facts: Value = serde_json::from_slice(&ran.stdout)?;
+    let count = facts["count"].as_u64().unwrap_or(u64::MAX);
+    check!((4..64).contains(&count), "expected some, but fewer than 64 processes, saw {facts}");
+    unharmed(&kit).await
+}
+
+async fn daemon(kit: Kit) -> Verdict {
+    let facts = kit.run_with(spec(&kit), within(30, ["spawn-detached", "marker", "60000"])).await?;
+    same!("whether it could detach", facts.facts()?["ok"], json!(true));
+    kit.all_gone().await?;
+    unharmed(&kit).await
+}
+
+async fn daemon_in_time(kit: Kit) -> Verdict {
+    let verb = ["spawn-detached", "marker", "60000", FOR_EVER];
+    timed_out(kit.run_with(spec(&kit), within(3, verb)).await?, 3)?;
+    kit.all_gone().await?;
+    unharmed(&kit).await
+}
+
+async fn closed(kit: Kit) -> Verdict {
+    timed_out(kit.run_with(spec(&kit), within(2, ["close-fds-then-sleep", FOR_EVER])).await?, 2)?;
+    unharmed(&kit).await
+}
+
+async fn stopped(kit: Kit) -> Verdict {
+    timed_out(kit.run_with(spec(&kit), within(2, ["signal-self", "19"])).await?, 2)?;
+    unharmed(&kit).await
+}
+
+async fn parent_stopped(kit: Kit) -> Verdict {
+    let room = kit.room_with(spec(&kit)).await?;
+    timed_out(room.run_command(within(2, ["signal-parent", "19", FOR_EVER])).await?, 2)?;
+    room.destroy().await?;
+    unharmed(&kit).await
+}
+
+async fn parent_killed(kit: Kit) -> Verdict {
+    loses_its_sandbox(&kit, ["signal-parent", "9", FOR_EVER]).await
+}
+
+async fn everybody_killed(kit: Kit) -> Verdict {
+    loses_its_sandbox(&kit, ["kill-everybody", "9", FOR_EVER]).await
+}
+
+async fn all_stopped(kit: Kit) -> Verdict {
+    let room = kit.room_with(spec(&kit)).await?;
+    timed_out(room.run_command(within(2, ["kill-everybody", "19", FOR_EVER])).await?, 2)?;
+    room.destroy().await?;
+    unharmed(&kit).await
+}
+
+/// Nobody can say any more what belongs to which program: the sandbox is given up as a whole, before
+/// the outcome is known.
+async fn loses_its_sandbox(kit: &Kit, verb: [&str; 3]) -> Verdict {
+    let room = kit.room_with(spec(kit)).await?;
+    let run = tokio::time::timeout(Duration::from_secs(20), room.run_command(within(30, verb)));
+    let ran = run.await.map_err(|_| Stop::failed("expected an end within 20 s, saw none"))??;
+    let ending = &ran.outcome.ending;
+    check!(matches!(ending, Ending::Lost(_)), "expected it to be lost, saw {ending:?}");
+    kit.gone(room.id()).await?;
+    unharmed(kit).await
+}
+
+async fn traced(kit: Kit) -> Verdict {
+    let facts = kit.run_with(spec(&kit), within(10, ["trace-parent"])).await?.facts()?;
+    same!("whether it could be traced", facts["ok"], json!(false));
+    unharmed(&kit).await
+}
