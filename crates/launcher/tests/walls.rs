@@ -18,10 +18,11 @@ const EACCES: i64 = libc::EACCES as i64;
 #[test]
 fn the_agent_is_process_one_and_whom_the_plan_names() {
     for_each_owner(|_, launcher| {
-        let mut inside = launch(launcher, &LaunchPlan { uid: 1234, gid: 4321, ..plan() });
+        let named = LaunchPlan { id: "named".into(), uid: 1234, gid: 4321, ..plan() };
+        let mut inside = launch(launcher, &named);
         assert_eq!(inside.ask(json!({ "ids": "" })), json!({ "uid": 1234, "gid": 4321, "pid": 1 }));
         let args = inside.ask(json!({ "args": "" }));
-        assert_eq!(args, json!(["stockade-agent", "3", "/workspace"]));
+        assert_eq!(args, json!(["stockade-agent", "3", "/workspace", "named"]));
     });
 }
 

@@ -12,7 +12,7 @@ fn the_limit_cases_pass_under_cgroup_v2_as_root_and_as_an_ordinary_user() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cgroup2-vm");
     let run = Command::new(script)
         .arg(env!("CARGO_BIN_EXE_stockade-tck-engine"))
-        .env("STOCKADE_VM_SECONDS", "280")
+        .env("STOCKADE_VM_SECONDS", "500")
         .output()
         .unwrap();
     println!("{}", String::from_utf8_lossy(&run.stdout));
