@@ -155,7 +155,8 @@ fn limit(kind: LimitKind, hierarchy: &Hierarchy) -> Support {
         LimitKind::Memory if controllers.memory => Support::full(format!("{by} memory controller")),
         LimitKind::Memory => Support::partial(
             "counting resident memory every 10 ms",
-            "processes together may go beyond it for a few milliseconds",
+            "processes together may go beyond it for a few milliseconds, and files in memory that none \
+             of them maps do not count",
             remedy,
         ),
         LimitKind::Processes if controllers.processes => {
