@@ -47,7 +47,8 @@ fn memory(hierarchy: &Hierarchy) -> Support {
         true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
             "counting resident memory every 10 ms",
-            "processes together may go beyond it for a few milliseconds",
+            "processes together may go beyond it for a few milliseconds, and files in memory that none \
+             of them maps do not count",
             delegation_remedy(LimitKind::Memory),
         ),
     }

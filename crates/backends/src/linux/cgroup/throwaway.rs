@@ -1,25 +1,40 @@
-//! Groups made only to see whether it can be done. No lease speaks of them, so that their names must
-//! say whose they are: what a process left that is gone, the next one removes.
+//! Groups that nobody will come back for. Those made only to see whether it can be done have no lease,
+//! so that their names must say whose they are. Of others the lease may be gone, with the state
+//! directory of an engine that was killed. What is left of either, the next engine removes.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::path::Path;
+use std::time::Duration;
 
 /// The beginnings of names that are given to nothing else.
 const KINDS: [&str; 2] = ["probe", "trial"];
+
+/// A sandbox enters its group within seconds of its making, and leaves it only at its end: a group this
+/// old that is empty will never be used again.
+const ABANDONED: Duration = Duration::from_secs(60);
 
 /// A name for something this process makes only to see whether it can.
 pub(crate) fn name(kind: &'static str, number: u32) -> String {
     format!("{kind}{}n{number}", std::process::id())
 }
 
-/// Removes what processes left that are gone. The kernel keeps a group that has anybody in it.
+/// Removes what nobody will come back for. The kernel keeps a group that has anybody in it.
 pub(super) fn sweep(parent: &Path) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let maker = entry.file_name().to_str().and_then(maker);
-        if maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            let _ = fs::remove_dir(entry.path());
-        }
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    for group in groups.filter(|group| is_orphan(group) || is_old(group)) {
+        let _ = fs::remove_dir(group.path());
     }
+}
+
+fn is_orphan(group: &DirEntry) -> bool {
+    let maker = group.file_name().to_str().and_then(maker);
+    maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+}
+
+fn is_old(group: &DirEntry) -> bool {
+    let made = group.metadata().and_then(|found| found.modified());
+    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > ABANDONED))
 }
 
 /// The process that made something of this name, if it is such a name.
@@ -35,13 +50,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_dead_process_left_is_removed_and_nothing_else() {
+    fn what_nobody_will_come_back_for_is_removed_and_nothing_else() {
         let parent = tempfile::tempdir().unwrap();
         // Beyond what the kernel gives out.
         let (dead, alive) = ("probe4194305n3", name("trial", 1));
-        for group in [dead, &alive, "sandboxid", "probexn1"] {
+        for group in [dead, &alive, "sandboxid", "probexn1", "oldone"] {
             fs::create_dir(parent.path().join(group)).unwrap();
         }
+        let old = fs::File::open(parent.path().join("oldone")).unwrap();
+        old.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
         sweep(parent.path());
         let mut left: Vec<_> = fs::read_dir(parent.path())
             .unwrap()
