@@ -190,7 +190,7 @@ async fn when_the_launcher_is_killed_everything_ends_within_five_seconds() {
     let killed = std::process::Command::new("kill").args(["-9", &launcher]).status().unwrap();
     assert!(killed.success());
     let until = tokio::time::Instant::now() + Duration::from_secs(5);
-    while !pids_with(id.as_str()).is_empty() || private.exists() {
+    while private.exists() || !pids_with(id.as_str()).is_empty() {
         assert!(tokio::time::Instant::now() < until, "{:?}", pids_with(id.as_str()));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
