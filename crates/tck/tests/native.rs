@@ -1,5 +1,9 @@
 //! The whole kit on the native backend: real walls on this host, for whoever runs the test.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
+mod ordinary;
+
 use std::sync::Arc;
 
 use stockade_backends::native::Native;
@@ -18,4 +22,9 @@ async fn the_native_backend_passes_every_case_it_declares_the_features_for() {
         }
     }
     assert_eq!(report.failures(), Vec::<&str>::new());
+}
+
+#[test]
+fn the_native_backend_passes_for_an_ordinary_user_too() {
+    ordinary::repeat("the_native_backend_passes_every_case_it_declares_the_features_for");
 }
