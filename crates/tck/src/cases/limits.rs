@@ -102,9 +102,8 @@ async fn cpu_rate(kit: Kit) -> Verdict {
     spec.limits.cpu_rate = Some(Millicores(50));
     let facts = kit.run_with(spec, probe(["burn-for", "3000"])).await?.facts()?;
     let used = facts["ms"].as_u64().unwrap_or(u64::MAX);
-    // 150 ms at that rate. Each of the thirty periods may be overrun by what passes between two ticks
-    // of the kernel's clock, which is several milliseconds on some machines.
-    check!(used <= 400, "expected a twentieth of 3000 ms of processor time, saw {used} ms");
+    // 150 ms at that rate; a period's worth may come at once.
+    check!(used <= 275, "expected a twentieth of 3000 ms of processor time, saw {used} ms");
     Ok(())
 }
 
