@@ -299,3 +299,10 @@ pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit has no preconditions and does not come back.
     unsafe { libc::_exit(code) }
 }
+
+/// The caller's process group and session, by their leaders' numbers. Not by `rustix`: where the leader is of another pid namespace the kernel answers 0, which no
+/// `Pid` can hold.
+pub(crate) fn group_and_session() -> (i32, i32) {
+    // SAFETY: both take a number, touch no memory, and cannot fail for the caller itself.
+    unsafe { (libc::getpgid(0), libc::getsid(0)) }
+}

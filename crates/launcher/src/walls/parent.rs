@@ -4,11 +4,10 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, Signal, getpgid, getpid, getsid, set_parent_process_death_signal, setsid,
-};
+use rustix::process::{Pid, Signal, getpid, set_parent_process_death_signal, setsid};
 
 use crate::error::{At, Failure, Wall};
+use crate::sys;
 
 /// Asks for the signal, and makes sure that the launcher had not gone before the asking. Its process
 /// id cannot tell: seen from the new pid namespace it has none.
@@ -30,21 +29,18 @@ pub(crate) fn leave_group() -> Result<(), Failure> {
 
 /// Reads it back: the first process of the namespace leads its own group and session.
 pub(crate) fn prove_group() -> Result<String, Failure> {
-    let group = getpgid(None).at(Wall::Session, "the process group")?;
-    let session = getsid(None).at(Wall::Session, "the session")?;
-    match (group, session) {
-        (Pid::INIT, Pid::INIT) => Ok("process 1 leads its own".to_owned()),
-        _ => Err(Failure::without_errno(Wall::Session, "the launcher's group is shared")),
-    }
+    prove_leader(Pid::INIT).map(|()| "process 1 leads its own".to_owned())
 }
 
 /// Reads it back where process numbers are the host's.
 pub(crate) fn prove_own_group() -> Result<String, Failure> {
-    let own = Some(getpid());
-    let group = getpgid(None).at(Wall::Session, "the process group")?;
-    let session = getsid(None).at(Wall::Session, "the session")?;
-    match (Some(group), Some(session)) == (own, own) {
-        true => Ok("the agent leads its own".to_owned()),
+    prove_leader(getpid()).map(|()| "the agent leads its own".to_owned())
+}
+
+fn prove_leader(own: Pid) -> Result<(), Failure> {
+    let own = own.as_raw_nonzero().get();
+    match sys::group_and_session() == (own, own) {
+        true => Ok(()),
         false => Err(Failure::without_errno(Wall::Session, "the launcher's group is shared")),
     }
 }
