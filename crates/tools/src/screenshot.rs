@@ -19,9 +19,11 @@ pub(crate) struct Screenshot {
 }
 
 pub(crate) async fn screenshot(
-    _session: &Session,
-    _args: Screenshot,
+    session: &Session,
+    args: Screenshot,
     _call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    Err(ToolError::new(ErrorCode::Unavailable, "there is no browser here yet"))
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let message = format!("sandbox `{}` has no browser to open `{}`", place.id, args.url);
+    Err(ToolError::new(ErrorCode::Unavailable, message))
 }
