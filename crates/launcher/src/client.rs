@@ -25,6 +25,8 @@ use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, Reply};
 
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a launch that is given up may take to end. It takes less than a millisecond.
+const GIVING_UP: Duration = Duration::from_secs(2);
 
 /// The launcher's executable.
 #[derive(Debug)]
@@ -109,7 +111,7 @@ impl Launcher {
         let (ours, theirs) = wire::pair().map_err(gone)?;
         let control = self.control.as_ref().ok_or_else(|| gone(Errno::PIPE))?;
         wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(gone)?;
-        Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None })
+        Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None, over: false })
     }
 }
 
@@ -124,13 +126,16 @@ impl Drop for Launcher {
 }
 
 /// A launch under way. Its descriptor becomes readable when there is news; dropping it before the end
-/// gives the launch up, and nothing of it is left (C-32).
+/// gives the launch up, and waits until nothing of it is left (C-32): before its agent has its name,
+/// nobody could find it.
 #[derive(Debug)]
 pub struct Pending {
     reply: OwnedFd,
     pid: u32,
     pidfd: Option<OwnedFd>,
     walls: Option<Vec<Proof>>,
+    /// Whether there is nothing left to give up.
+    over: bool,
 }
 
 impl AsFd for Pending {
@@ -145,15 +150,8 @@ impl Pending {
     pub fn finish(mut self) -> Result<Launched, LaunchError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
             // The end alone is waited for; by then all news has come.
-            let mut watched = [PollFd::new(&self.reply, PollFlags::RDHUP)];
-            let timeout = Timespec::try_from(left).map_err(|_| gone(Errno::INVAL))?;
-            match poll(&mut watched, Some(&timeout)) {
-                Ok(0) => return Err(too_long()),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(gone(errno)),
-            }
+            wait_for(&self.reply, PollFlags::RDHUP, deadline)?;
             if let Some(launched) = self.try_finish()? {
                 return Ok(launched);
             }
@@ -189,22 +187,59 @@ impl Pending {
 
     /// The socket's last holder is gone: replaced by the agent if it had proved its walls.
     fn ended(&mut self) -> Result<Launched, LaunchError> {
-        match (self.walls.take(), self.pidfd.take()) {
-            (Some(walls), Some(pidfd)) => Ok(Launched { pid: self.pid, pidfd, walls }),
-            (None, Some(_)) => Err(LaunchError::Failed(Failure::without_errno(
-                Wall::Namespaces,
-                "the process ended while building",
-            ))),
-            (_, None) => Err(gone(Errno::PIPE)),
+        let Some(walls) = self.walls.take() else { return Err(self.cut_short()) };
+        let pidfd = self.pidfd.take().ok_or_else(|| gone(Errno::PIPE))?;
+        self.over = true;
+        Ok(Launched { pid: self.pid, pidfd, walls })
+    }
+
+    /// Why there is no proof: the launcher went before there was a process, or the process itself did.
+    fn cut_short(&self) -> LaunchError {
+        let detail = "the process ended while building";
+        match self.pidfd {
+            None => gone(Errno::PIPE),
+            Some(_) => LaunchError::Failed(Failure::without_errno(Wall::Namespaces, detail)),
         }
+    }
+
+    /// Ends the process, once it is known, and waits for the end of all who build with it.
+    fn give_up(&mut self) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + GIVING_UP;
+        while self.pidfd.is_none() {
+            wait_for(&self.reply, PollFlags::IN, deadline)?;
+            match wire::receive(&self.reply, RecvFlags::DONTWAIT).map_err(gone)? {
+                Some(message) => self.take(message)?,
+                None => return Ok(()),
+            }
+        }
+        if let Some(pidfd) = &self.pidfd {
+            // Gone already, if it failed by itself.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+            wait_for(pidfd, PollFlags::IN, deadline)?;
+        }
+        wait_for(&self.reply, PollFlags::RDHUP, deadline)
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let Some(pidfd) = &self.pidfd {
-            // Gone already, if it failed by itself.
-            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        if !self.over {
+            // Whoever launched destroys next, and finds what may be left.
+            let _ = self.give_up();
+        }
+    }
+}
+
+/// Waits until a descriptor is ready.
+fn wait_for(fd: impl AsFd, what: PollFlags, deadline: Instant) -> Result<(), LaunchError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(|_| gone(Errno::INVAL))?;
+        match poll(&mut [PollFd::new(&fd, what)], Some(&timeout)) {
+            Ok(0) => return Err(too_long()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(gone(errno)),
+            Ok(_) => return Ok(()),
         }
     }
 }
