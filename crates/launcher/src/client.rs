@@ -6,14 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 
 use serde::Serialize;
 
@@ -42,7 +41,7 @@ pub enum Program<'fd> {
 #[derive(Debug)]
 pub struct Launcher {
     control: Option<OwnedFd>,
-    child: Mutex<Child>,
+    child: Pid,
 }
 
 impl Launcher {
@@ -71,20 +70,25 @@ impl Launcher {
         let mut command = Command::new(path);
         command.arg0("stockade-launcher").env_clear().current_dir("/");
         match mode {
-            Mode::Namespaces => {}
+            Mode::Namespaces | Mode::Once => {}
             Mode::Bare => drop(command.arg(Mode::BARE)),
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let (control, agent) = (theirs.as_raw_fd(), agent.as_raw_fd());
         // SAFETY: the closure makes system calls only, and touches no memory but its own copies.
         unsafe { command.pre_exec(move || hand_over(control, agent)) };
-        let child = command.spawn()?;
-        Ok(Launcher { control: Some(ours), child: Mutex::new(child) })
+        let child = Pid::from_child(&command.spawn()?);
+        Ok(Launcher::of(ours, child))
+    }
+
+    /// A launcher that runs in this child of ours.
+    pub(crate) fn of(control: OwnedFd, child: Pid) -> Launcher {
+        Launcher { control: Some(control), child }
     }
 
     /// The launcher's process id.
     pub fn pid(&self) -> u32 {
-        self.child.lock().map_or(0, |child| child.id())
+        self.child.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// Launches and waits. Takes about a millisecond; see [`Launcher::begin`] for not waiting.
@@ -118,10 +122,8 @@ impl Launcher {
 impl Drop for Launcher {
     fn drop(&mut self) {
         drop(self.control.take());
-        if let Ok(child) = self.child.get_mut() {
-            // The launcher ends what it launched before it ends itself; waiting proves both.
-            let _ = child.wait();
-        }
+        // The launcher ends what it launched before it ends itself; waiting proves both.
+        while matches!(waitpid(Some(self.child), WaitOptions::empty()), Err(Errno::INTR)) {}
     }
 }
 
