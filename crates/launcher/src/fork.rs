@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, chdir, setsid};
+use rustix::thread::set_name;
 
 use crate::client::Launcher;
 use crate::error::{At, Failure, Wall};
@@ -43,6 +44,7 @@ impl Launcher {
 fn become_one(control: OwnedFd, agent: &[u8]) -> Result<(), Failure> {
     let wall = Wall::Request;
     setsid().at(wall, "a new session")?;
+    set_name(c"stockade-launch").at(wall, "its name")?;
     chdir("/").at(wall, "the root directory")?;
     let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).at(wall, "/dev/null")?;
     for standard in 0..3 {
