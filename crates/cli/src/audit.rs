@@ -99,6 +99,8 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         | Event::Created { .. }
         | Event::Destroyed { .. }
         | Event::Refused { .. }
+        | Event::WorkspaceAcquired { .. }
+        | Event::WorkspaceReleased { .. }
         | Event::Rotated { .. } => None,
     }
 }

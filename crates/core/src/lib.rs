@@ -32,7 +32,9 @@ pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
 pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
-pub use name::{BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName};
+pub use name::{
+    BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName, WorkspaceId,
+};
 pub use network::{EgressRule, Network};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
