@@ -11,7 +11,14 @@ use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxSpec, Workspac
 
 /// Given up when it is dropped, or with the process that has it.
 #[derive(Debug)]
-pub(crate) struct Hold(#[expect(dead_code, reason = "it is held, not used")] OwnedFd);
+pub(crate) struct Hold(OwnedFd);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // A child between its birth and its first instruction may have a copy of the descriptor.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
 
 /// Takes the layers of this spec, if it names any.
 pub(crate) fn take(backend: &BackendName, spec: &SandboxSpec) -> Result<Option<Hold>> {
