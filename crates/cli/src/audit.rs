@@ -187,6 +187,7 @@ fn workspace_text(workspace: &Workspace) -> String {
     match workspace {
         Workspace::Ephemeral => "empty".into(),
         Workspace::Local(dir) => dir.to_string(),
+        Workspace::Overlay(layers) => format!("a view of {}", layers.lower),
     }
 }
 

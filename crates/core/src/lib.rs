@@ -11,6 +11,7 @@ mod capabilities;
 mod command;
 mod error;
 mod feature;
+mod layers;
 mod limits;
 mod name;
 mod network;
@@ -29,6 +30,7 @@ pub use capabilities::{Capabilities, Support};
 pub use command::{Command, Run, Signal, Stdin, TerminalSize};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
+pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
     BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName, WorkspaceId,

@@ -6,10 +6,8 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, Result, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, Layers, Result, TenantName, WorkspaceId};
 use stockade_engine::Timestamp;
-
-use crate::layers::Layers;
 
 /// Which tree is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,7 +132,7 @@ impl Workspace {
     pub fn spec(&self) -> stockade_core::Workspace {
         match &self.view {
             View::Directory(path) => stockade_core::Workspace::Local(path.clone()),
-            View::Layers(layers) => stockade_core::Workspace::Local(layers.lower.clone()),
+            View::Layers(layers) => stockade_core::Workspace::Overlay(layers.clone()),
             View::Nothing => stockade_core::Workspace::Ephemeral,
         }
     }

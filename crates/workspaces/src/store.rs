@@ -8,14 +8,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
 use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draft_name};
 
 use crate::apply::{Ledger, write_whole};
 use crate::clock::Stamp;
 use crate::fault::{Fault, Outcome, Step};
 use crate::layer::{Index, Layer};
-use crate::layers::Layers;
 use crate::remove::remove;
 use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::Tree;

@@ -364,6 +364,14 @@ async fn off_thread<T: Send + 'static>(
 }
 
 impl Workspaces {
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.0.store.0
+    }
+
+    pub(crate) fn peek(&self, id: &WorkspaceId) -> Entry {
+        self.0.store.peek(id)
+    }
+
     /// Where the state is.
     pub fn state_dir(&self) -> PathBuf {
         self.0.store.0.path().parent().unwrap_or(Path::new("/")).to_owned()
