@@ -99,6 +99,8 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         | Event::Created { .. }
         | Event::Destroyed { .. }
         | Event::Refused { .. }
+        | Event::WorkspaceAcquired { .. }
+        | Event::WorkspaceReleased { .. }
         | Event::Rotated { .. } => None,
     }
 }
@@ -185,6 +187,7 @@ fn workspace_text(workspace: &Workspace) -> String {
     match workspace {
         Workspace::Ephemeral => "empty".into(),
         Workspace::Local(dir) => dir.to_string(),
+        Workspace::Overlay(layers) => format!("a view of {}", layers.lower),
     }
 }
 

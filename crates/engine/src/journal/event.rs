@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use stockade_core::{
     BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, TenantName, Workspace,
+    WorkspaceId,
 };
 
 /// One thing that happened.
@@ -72,6 +73,22 @@ pub enum Event {
         /// Each refusal, in words.
         refusals: Vec<String>,
     },
+    /// A workspace was handed out.
+    WorkspaceAcquired {
+        /// Its id.
+        workspace: WorkspaceId,
+        /// Its kind, as its manifest writes it.
+        workspace_kind: String,
+        /// Whom it is for.
+        tenant: TenantName,
+        /// The directory it is about, or the repository without what proves who asks (C-41).
+        root: String,
+    },
+    /// A workspace was given back.
+    WorkspaceReleased {
+        /// Its id.
+        workspace: WorkspaceId,
+    },
     /// The journal goes on in a new file: always the first record of one, and nowhere else.
     Rotated {
         /// The number of the file that was finished.
@@ -87,6 +104,8 @@ impl Event {
             Self::Created { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -97,7 +116,11 @@ impl Event {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
-            Self::Stopped { .. } | Self::Refused { .. } | Self::Rotated { .. } => None,
+            Self::Stopped { .. }
+            | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
         }
     }
 
@@ -106,8 +129,12 @@ impl Event {
         match self {
             Self::Started { tenant, .. }
             | Self::Created { tenant, .. }
+            | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
-            Self::Stopped { .. } | Self::Destroyed { .. } | Self::Rotated { .. } => None,
+            Self::Stopped { .. }
+            | Self::Destroyed { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
         }
     }
 }

@@ -130,6 +130,8 @@ impl<'a> Jobs<'a> {
             Event::Created { .. }
             | Event::Destroyed { .. }
             | Event::Refused { .. }
+            | Event::WorkspaceAcquired { .. }
+            | Event::WorkspaceReleased { .. }
             | Event::Rotated { .. } => None,
         }
     }

@@ -33,6 +33,8 @@ fn recorded(job: &Job) -> Option<&Outcome> {
         | Event::Created { .. }
         | Event::Destroyed { .. }
         | Event::Refused { .. }
+        | Event::WorkspaceAcquired { .. }
+        | Event::WorkspaceReleased { .. }
         | Event::Rotated { .. } => None,
     }
 }
