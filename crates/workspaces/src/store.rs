@@ -205,6 +205,7 @@ impl Entry {
         Ok(Workspace {
             id: manifest.id,
             root,
+            source: manifest.source.as_path().to_owned(),
             kind: manifest.kind,
             writable: manifest.writable,
             metadata: manifest.metadata,
