@@ -137,7 +137,9 @@ impl Place {
         }
         let root = match (self.local, self.spec.workspace.clone()) {
             (true, Workspace::Local(path)) => path.to_string(),
-            (true, Workspace::Ephemeral) | (false, _) => WORKSPACE_ROOT.to_owned(),
+            (true, Workspace::Ephemeral | Workspace::Overlay(_)) | (false, _) => {
+                WORKSPACE_ROOT.to_owned()
+            }
         };
         match dir.trim_start_matches("./") {
             "" | "." => root,
