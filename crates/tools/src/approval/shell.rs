@@ -31,9 +31,9 @@ impl Reader<'_> {
         match first {
             ';' | '\n' => {
                 self.skip(1);
-                // Two in a row mean something else, or nothing.
-                if first == '\n' && self.words.is_empty() && !self.due {
-                    return Some(true);
+                if self.words.is_empty() {
+                    // Empty lines mean nothing; two semicolons in a row mean something else.
+                    return (first == '\n' && !self.due).then_some(true);
                 }
                 self.end_command(false)?;
             }
@@ -194,6 +194,8 @@ mod tests {
             "a &&",
             "&& a",
             "a ;; b",
+            "a ;;",
+            "a\n;",
             "| a",
             "(a)",
             "{ a; }",
@@ -242,7 +244,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn what_is_understood_is_what_the_shell_does(tail in "[a-c '\";\n$`\\\\*?~#!{}()=,.-]{0,24}") {
+        fn what_is_understood_is_what_the_shell_does(tail in "[a-c&'\";\n$`\\\\*?~#!{}()=,.-]{0,24}") {
             let line = format!("aa {tail}");
             let known = commands(&line);
             let Some(known) = known.filter(|argvs| argvs.iter().all(|argv| ["aa", "bb"].contains(&argv[0].as_str()))) else {
