@@ -45,6 +45,7 @@ fn exec_answers_with_every_field_wherever_it_runs() {
             assert_eq!((&done["exitCode"], &done["timedOut"]), (&json!(3), &json!(false)));
             let (environment, provider, directory) = match place {
                 Where::Native => ("sandbox", json!("native"), "/workspace/sub".to_owned()),
+                Where::Landlock => unreachable!("it is not among these"),
                 Where::Local => {
                     ("local", Value::Null, bench.path("sub").to_str().unwrap().to_owned())
                 }
@@ -208,7 +209,7 @@ fn every_execution_is_recorded_with_its_decision_wherever_it_runs() {
                 unreachable!("a job starts with its start")
             };
             match place {
-                Where::Native => assert_eq!(backend.as_str(), "native"),
+                Where::Native | Where::Landlock => assert_eq!(backend.as_str(), "native"),
                 Where::Local => {
                     assert_eq!((backend.as_str(), boundary.name()), ("local", "none"));
                     assert!(!without.is_empty(), "the walls are given up by name");

@@ -6,7 +6,7 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 
-use common::{BOTH, Bench, Where, test};
+use common::{Bench, EVERYWHERE, Where, test};
 use serde_json::json;
 use stockade_core::ErrorCode;
 
@@ -25,7 +25,7 @@ fn names(bench: &Bench, dir: &str) -> Vec<String> {
 #[test]
 fn a_file_is_read_by_lines_with_numbers() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("f", "one\ntwo\nthree\n");
             let answer = bench.call("read_file", json!({ "path": "f" })).await.unwrap();
@@ -48,7 +48,7 @@ fn a_file_is_read_by_lines_with_numbers() {
 #[test]
 fn a_write_replaces_in_one_step_and_keeps_the_mode() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             let new = json!({ "path": "a/b/new", "content": "text" });
             assert_eq!(bench.ok("write_file", new).await["created"], true);
@@ -74,7 +74,7 @@ fn a_write_replaces_in_one_step_and_keeps_the_mode() {
 #[test]
 fn an_edit_is_exact_or_refused() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("f", "a\r\nb\r\na");
             let twice = json!({ "path": "f", "old_string": "a", "new_string": "x" });
@@ -92,7 +92,7 @@ fn an_edit_is_exact_or_refused() {
 #[test]
 fn a_patch_changes_everything_or_nothing() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("old", "one\ntwo\n");
             bench.write("gone", "bye\n");
@@ -117,7 +117,7 @@ fn a_patch_changes_everything_or_nothing() {
 #[test]
 fn what_was_written_before_a_failure_is_put_back() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("a", "a\n");
             bench.write("file", "f\n");
@@ -136,7 +136,7 @@ fn what_was_written_before_a_failure_is_put_back() {
 #[test]
 fn directories_are_listed_in_bounds() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("d/e/f", "12345");
             let flat = bench.call("list_dir", json!({})).await.unwrap();
@@ -163,7 +163,7 @@ fn directories_are_listed_in_bounds() {
 #[test]
 fn files_are_found_by_name_and_ignore_files_are_honoured() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             for name in
                 ["a.rs", "src/b.rs", "src/deep/c.rs", "target/d.rs", ".hidden/e.rs", "f.txt"]
@@ -195,7 +195,7 @@ fn files_are_found_by_name_and_ignore_files_are_honoured() {
 #[test]
 fn text_is_found_line_by_line() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("a.rs", "fn one() {}\nlet x = 1;\nfn two() {}\n");
             bench.write("b.txt", "FN three\n");
@@ -228,7 +228,7 @@ fn text_is_found_line_by_line() {
 #[test]
 fn artifacts_are_typed_and_bounded() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = Bench::new(place).await;
             bench.write("a.json", "{}");
             bench.write("b.png", b"\x89PNG\r\n\x1a\nrest");

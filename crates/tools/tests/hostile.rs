@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{BOTH, Bench, Where, test};
+use common::{Bench, EVERYWHERE, Where, test};
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
@@ -77,7 +77,7 @@ fn assert_untouched(bench: &Bench) {
 #[test]
 fn no_path_leads_a_tool_outside() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             for path in ESCAPING {
                 keeps_out(&bench, "read_file", json!({ "path": path }), path).await;
@@ -105,7 +105,7 @@ fn no_path_leads_a_tool_outside() {
 #[test]
 fn no_directory_leads_a_tool_outside() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             for path in ["etc", "up", "out", "around", "magic", "self/out"] {
                 keeps_out(&bench, "list_dir", json!({ "path": path }), path).await;
@@ -130,7 +130,7 @@ fn no_directory_leads_a_tool_outside() {
 #[test]
 fn searches_and_listings_of_everything_stay_inside_and_end() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             let everything = json!({ "no_ignore": true, "hidden": true, "limit": 5000 });
             let with = |more: Value| {
@@ -166,7 +166,7 @@ fn searches_and_listings_of_everything_stay_inside_and_end() {
 #[test]
 fn what_is_no_regular_file_is_refused_without_waiting() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             for path in ["pipe", "dir", "loop"] {
                 keeps_out(&bench, "write_file", json!({ "path": path, "content": "x" }), path)
@@ -190,7 +190,7 @@ fn what_is_no_regular_file_is_refused_without_waiting() {
 #[test]
 fn a_terabyte_of_nothing_is_described_searched_and_left_alone() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             let read = bench.ok("read_file", json!({ "path": "huge" })).await;
             assert_eq!((&read["binary"], &read["size"]), (&json!(true), &json!(1u64 << 40)));
@@ -206,7 +206,7 @@ fn a_terabyte_of_nothing_is_described_searched_and_left_alone() {
 #[test]
 fn a_hard_link_is_replaced_and_not_written_through() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             let edit = json!({ "path": "hard", "old_string": SECRET, "new_string": "mine" });
             bench.ok("edit_file", edit).await;
@@ -220,7 +220,7 @@ fn a_hard_link_is_replaced_and_not_written_through() {
 #[test]
 fn strange_names_are_names_like_any_other() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             for path in ["new\nline", "-rf", " ", "fine"] {
                 assert!(
@@ -287,7 +287,7 @@ fn swap(bench: &Bench, over: &Arc<AtomicBool>) -> std::thread::JoinHandle<u32> {
 #[test]
 fn links_that_are_swapped_in_while_tools_run_lead_nowhere() {
     test(async {
-        for place in BOTH {
+        for place in EVERYWHERE {
             let bench = hostile(place).await;
             let over = Arc::new(AtomicBool::new(false));
             let swapping = swap(&bench, &over);

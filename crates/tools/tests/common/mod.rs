@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use stockade_backends::native::Native;
-use stockade_core::{ErrorCode, HostPath, SandboxSpec, Workspace};
+use stockade_backends::landlock::{self, Landlock};
+use stockade_backends::native::{self, Native};
+use stockade_core::{Backend, BackendChoice, ErrorCode, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, Event, Filter};
 use stockade_tools::{
     ApprovalConfig, Ask, Call, Cancelled, Decision, LocalOptions, Nobody, Question, ToolAnswer,
@@ -36,10 +37,13 @@ pub fn test<F: Future<Output = ()>>(body: F) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Where {
     Native,
+    Landlock,
     Local,
 }
 
+/// In the usual sandbox, and without one.
 pub const BOTH: [Where; 2] = [Where::Native, Where::Local];
+pub const EVERYWHERE: [Where; 3] = [Where::Native, Where::Landlock, Where::Local];
 
 pub struct Bench {
     pub toolbox: Toolbox,
@@ -76,15 +80,19 @@ impl Bench {
         let workspace = dir.path().join("work");
         std::fs::create_dir(&workspace).unwrap();
         let state = dir.path().join("state");
-        let native = Arc::new(Native::new());
-        let engine = Engine::open(EngineConfig::at(&state), vec![native]).await.unwrap();
+        let backends: Vec<Arc<dyn Backend>> =
+            vec![Arc::new(Native::new()), Arc::new(Landlock::new())];
+        let engine = Engine::open(EngineConfig::at(&state), backends).await.unwrap();
         let engine = Arc::new(engine);
         let mut options = ToolboxOptions::at(&state);
         let host: HostPath = workspace.try_into().unwrap();
-        let spec = SandboxSpec { workspace: Workspace::Local(host.clone()), ..Default::default() };
+        let mut spec =
+            SandboxSpec { workspace: Workspace::Local(host.clone()), ..Default::default() };
+        let named = if place == Where::Landlock { landlock::NAME } else { native::NAME };
+        spec.backend = BackendChoice::Named(named);
         options.template = spec.clone();
         match place {
-            Where::Native => options.bound = Some(spec),
+            Where::Native | Where::Landlock => options.bound = Some(spec),
             Where::Local => {
                 options.local = Some(LocalOptions { workspace: host, env: BTreeMap::new() });
                 // What is asked about locally is tested by itself.
