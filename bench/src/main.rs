@@ -7,6 +7,7 @@ mod floor;
 mod native;
 mod peers;
 mod pump;
+mod search;
 mod table;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
@@ -14,7 +15,8 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 2] = [("native", native::measure), ("pump", pump::measure)];
+const ALL: [Measurement; 3] =
+    [("native", native::measure), ("pump", pump::measure), ("search", search::measure)];
 
 fn main() -> Measured {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
