@@ -59,6 +59,16 @@ impl Native {
         Self::default()
     }
 
+    /// A backend for one sandbox, whose launcher gets ready from now on, while this process does
+    /// something else. Only in a process that has a single thread yet; elsewhere it is as any other.
+    pub fn ahead() -> Self {
+        let native = Self::new();
+        if let Ok(launcher) = embed::copy_as_launcher() {
+            let _ = native.launcher.set(launcher);
+        }
+        native
+    }
+
     fn hierarchy(&self) -> &Hierarchy {
         self.hierarchy.get_or_init(|| Hierarchy::detect(HOUSE))
     }

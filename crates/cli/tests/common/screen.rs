@@ -28,10 +28,11 @@ pub struct Screen {
 
 impl Screen {
     pub fn new() -> Self {
-        let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let near = openpt(flags).unwrap();
         grantpt(&near).unwrap();
         unlockpt(&near).unwrap();
-        let far = ioctl_tiocgptpeer(&near, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let far = ioctl_tiocgptpeer(&near, flags).unwrap();
         let screen = Self { near: near.into(), far, shown: String::new() };
         screen.resize(30, 90);
         screen
