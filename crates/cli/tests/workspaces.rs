@@ -403,3 +403,30 @@ fn no_setting_is_read_from_what_a_view_shows() {
     ignored(with(&["run", "--resume", &id, "true"]));
     ignored(with(&["create", "--overlay"]));
 }
+
+#[test]
+fn root_works_on_a_view_of_another_users_directory_as_that_user() {
+    let place = furnished(Place::of_an_ordinary_user());
+    let owner = |name: &str| {
+        let found = fs::metadata(place.workspace().join(name)).unwrap();
+        std::os::unix::fs::MetadataExt::uid(&found)
+    };
+    let theirs = owner("a");
+    // Started by whoever runs the tests: root, if anybody.
+    let by_root = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+        command.args(args).current_dir(place.workspace()).stdin(Stdio::null()).env_clear();
+        command.env("PATH", "/usr/bin:/bin").env("STOCKADE_STATE_DIR", place.path("roots-state"));
+        let done = finish(command);
+        assert_eq!(done.code, 0, "{done:?}");
+        done.stdout.trim_end().to_owned()
+    };
+    by_root(&["run", "--overlay", "--shell", CHANGES]);
+    assert_untouched(&place);
+    let id = by_root(&["workspace", "ls", "-q"]);
+    let fork = by_root(&["workspace", "fork", &id]);
+    by_root(&["run", "--resume", &fork, "--shell", "echo more > c"]);
+    by_root(&["workspace", "apply", &fork]);
+    assert_changed(&place);
+    assert_eq!((owner("a"), owner("b"), owner("c")), (theirs, theirs, theirs));
+}
