@@ -1,5 +1,7 @@
 //! Acquire, diff, apply, discard, fork, release.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::fs;
