@@ -182,6 +182,7 @@ pub(crate) fn fork(store: &Store, from: &Entry, original: &Manifest) -> Outcome<
 }
 
 fn refill(from: &Entry, entry: &Entry, manifest: &Manifest) -> Outcome<()> {
+    from.ledger().hand_on(&entry.ledger())?;
     match from.layer(manifest)? {
         Layer::Upper(upper) => {
             directory(&entry.upper())?;

@@ -12,7 +12,8 @@ use super::intent::{Act, Action, Identity, Intent, Ledger, Phase, root_of};
 use super::{Trees, recover};
 use crate::content;
 use crate::diff::{Change, ChangeKind};
-use crate::fault::{Outcome, Step};
+use crate::fault::{Fault, Outcome, Step};
+use crate::held::leaves;
 use crate::tree::NodeKind;
 
 /// Above this many files one flush of the whole file system is cheaper than one for each.
@@ -160,6 +161,14 @@ impl Stage<'_> {
 
     fn make_link(&self, change: &Change, slot: &str) -> Outcome<()> {
         let target = self.trees.layer.tree().link(&change.path).step("read", &change.path)?;
+        // Read anew: a guest that still runs may have changed it since it was judged.
+        if change.held.is_none() && leaves(self.trees.lower, &change.path, &target) {
+            return Err(Fault::Refused {
+                path: change.path.to_string(),
+                problem: "was made to lead out of the tree meanwhile",
+                remedy: "end the sandbox and look at the diff again",
+            });
+        }
         rustix::fs::symlinkat(&target[..], &self.dir, slot).step("create", &change.path)
     }
 
