@@ -17,6 +17,7 @@ use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
+use crate::views::WorkspaceArgs;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]
@@ -58,6 +59,8 @@ pub enum Verb {
     Rm(RmArgs),
     #[command(name = VERB, hide = true)]
     Supervise,
+    /// Look at changes that were kept apart; apply or discard them.
+    Workspace(WorkspaceArgs),
     /// Show what each backend was measured to have on this host.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.

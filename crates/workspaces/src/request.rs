@@ -102,6 +102,8 @@ pub struct Workspace {
     pub id: WorkspaceId,
     /// The directory it is about: for a view, the one beneath it, unless it is a copy.
     pub root: PathBuf,
+    /// The directory it was made from.
+    pub source: PathBuf,
     /// What it is.
     pub kind: Kind,
     /// Whether the guest may change it.

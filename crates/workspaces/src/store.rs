@@ -218,6 +218,7 @@ impl Entry {
         Ok(Workspace {
             id: manifest.id,
             root,
+            source: manifest.source.as_path().to_owned(),
             kind: manifest.kind,
             writable: manifest.writable,
             metadata: manifest.metadata,

@@ -20,6 +20,11 @@ pub(crate) fn launcher(
     start(&Program::Fd(program.as_fd()), agent.as_fd())
 }
 
+/// Starts one as a copy of this process.
+pub(crate) fn copy_as_launcher() -> io::Result<Launcher> {
+    Launcher::fork(AGENT)
+}
+
 /// Tells one build of the two from another.
 pub(crate) fn version() -> String {
     format!("{}+{}", AGENT.len(), LAUNCHER.len())
