@@ -118,14 +118,23 @@ impl Store {
     pub(crate) fn tidy(&self) -> Outcome<()> {
         for name in self.0.names().step("list", self.0.path().display())? {
             if name.starts_with(".gone-") {
-                // Its remover may be at it still: then each finds less to do.
-                let _ = remove(&self.0, name.as_bytes());
+                self.tidy_gone(&name)?;
             }
         }
         for id in self.ids()? {
             self.tidy_one(&id)?;
         }
         Ok(())
+    }
+
+    /// Goes on with a removal, unless its remover is at it still.
+    fn tidy_gone(&self, name: &str) -> Outcome<()> {
+        let path = self.0.path_of(name);
+        let Ok(file) = self.0.open(name, OFlags::RDONLY | OFlags::DIRECTORY) else { return Ok(()) };
+        match Locked::attempt(file, Sharing::Exclusive).step("lock", path.display())? {
+            Ok(_lock) => remove(&self.0, name.as_bytes()).step("remove", path.display()),
+            Err(_) => Ok(()),
+        }
     }
 
     fn tidy_one(&self, id: &WorkspaceId) -> Outcome<()> {

@@ -585,6 +585,23 @@ fn acquire_and_release_are_recorded_once() {
 }
 
 #[test]
+fn a_workspace_that_nobody_waits_for_any_more_is_given_back() {
+    let place = Place::new();
+    furnish(&place.source());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let request = Request::new(Hint::Overlay(place.source()));
+        let mut acquiring = place.workspaces.acquire(request);
+        let nothing = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(acquiring.as_mut().poll(context).is_pending())
+        });
+        assert!(nothing.await, "it is under way");
+    });
+    drop(runtime);
+    assert!(place.workspaces.list().unwrap().is_empty());
+}
+
+#[test]
 fn a_tree_that_holds_the_state_directory_is_refused() {
     let place = Place::new();
     let request = Request::new(Hint::Overlay(place.dir.path().to_owned()));
