@@ -15,6 +15,7 @@ use crate::lasting::logs::LogsArgs;
 use crate::lasting::ps::PsArgs;
 use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
+use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
 
@@ -58,6 +59,11 @@ pub enum Verb {
     Rm(RmArgs),
     #[command(name = VERB, hide = true)]
     Supervise,
+    /// Offer the tools to a coding agent (Model Context Protocol).
+    ///
+    /// On standard input and output unless --http is given. Every tool works in a sandbox over the
+    /// workspace, made at the first call and gone when the server ends.
+    Mcp(McpArgs),
     /// Show what each backend was measured to have on this host.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.
