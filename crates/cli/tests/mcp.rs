@@ -42,7 +42,11 @@ fn python(place: &Place, scenario: &str, transport: &str, life: &str) -> Done {
 #[track_caller]
 fn plays(place: &Place, scenario: &str, transport: &str, life: &str) {
     let done = python(place, scenario, transport, life);
-    assert_eq!(done.code, 0, "{scenario} over {transport}, {life}:\n{}{}", done.stdout, done.stderr);
+    assert_eq!(
+        done.code, 0,
+        "{scenario} over {transport}, {life}:\n{}{}",
+        done.stdout, done.stderr
+    );
     place.assert_nothing_is_left();
 }
 

@@ -8,16 +8,25 @@
 mod answer;
 mod approval;
 mod arguments;
+mod bash;
+mod binding;
 mod call;
 mod error;
+mod files;
 mod options;
+mod patch;
 mod pattern;
+mod place;
+mod sandboxes;
 mod screenshot;
+mod search;
 mod tool;
 mod toolbox;
+mod workspace;
 
 pub use answer::{Image, ToolAnswer};
-pub use approval::{ApprovalConfig, Facts, Match, Rule, Verdict};
+pub use approval::{ApprovalConfig, Facts, Match, NetworkFact, Programs, Rule, Ruling, Verdict};
+pub use binding::Binding;
 pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
 pub use error::ToolError;
 pub use options::{LocalOptions, ToolboxOptions};

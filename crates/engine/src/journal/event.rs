@@ -72,6 +72,27 @@ pub enum Event {
         /// Each refusal, in words.
         refusals: Vec<String>,
     },
+    /// Somebody decided whether a tool may do what was asked of it: recorded before it does.
+    Decided {
+        /// The execution that was let through; absent where nothing was started.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        job: Option<JobId>,
+        /// The sandbox it is about; absent where there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandbox: Option<SandboxId>,
+        /// Whom it is for.
+        tenant: TenantName,
+        /// The tool.
+        tool: String,
+        /// Whether it may.
+        allowed: bool,
+        /// Whether a person was asked.
+        asked: bool,
+        /// The rule that decided.
+        rule: String,
+        /// What was known about it. Never holds environment values, input or content (C-41).
+        facts: String,
+    },
     /// The journal goes on in a new file: always the first record of one, and nowhere else.
     Rotated {
         /// The number of the file that was finished.
@@ -84,6 +105,7 @@ impl Event {
     pub fn job(&self) -> Option<&JobId> {
         match self {
             Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
+            Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
@@ -97,6 +119,7 @@ impl Event {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
+            Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. } | Self::Refused { .. } | Self::Rotated { .. } => None,
         }
     }
@@ -106,6 +129,7 @@ impl Event {
         match self {
             Self::Started { tenant, .. }
             | Self::Created { tenant, .. }
+            | Self::Decided { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
             Self::Stopped { .. } | Self::Destroyed { .. } | Self::Rotated { .. } => None,
         }

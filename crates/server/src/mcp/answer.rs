@@ -11,7 +11,7 @@ use stockade_tools::{ToolAnswer, ToolError, ToolInfo};
 
 /// A tool as it is listed.
 pub fn tool(info: ToolInfo) -> Tool {
-    let annotations = ToolAnnotations::with_title(info.title.clone())
+    let annotations = ToolAnnotations::with_title(info.title)
         .read_only(info.read_only)
         .destructive(info.destructive)
         // What a tool can reach is the sandbox, and that is the same for all.
@@ -52,10 +52,10 @@ fn success(answer: ToolAnswer) -> CallToolResult {
 
 fn failure(error: &ToolError) -> CallToolResult {
     let mut result = CallToolResult::error(vec![ContentBlock::text(error.to_string())]);
-    result.structured_content = Some(json!({
-        "code": error.code,
-        "message": error.message,
-        "remedy": error.remedy,
-    }));
+    let mut told = json!({ "code": error.code, "message": error.message });
+    if let Some(remedy) = &error.remedy {
+        told["remedy"] = json!(remedy);
+    }
+    result.structured_content = Some(told);
     result
 }

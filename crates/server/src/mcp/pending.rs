@@ -114,7 +114,8 @@ pub fn handle() -> std::io::Result<String> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use stockade_tools::Facts;
+    use stockade_core::Boundary;
+    use stockade_tools::{Facts, NetworkFact, Programs};
 
     use super::*;
 
@@ -129,7 +130,15 @@ mod tests {
     }
 
     fn question() -> Question {
-        let facts: Facts = Facts::default();
+        let facts = Facts {
+            tool: "bash".into(),
+            programs: Programs::NONE,
+            paths: Vec::new(),
+            network: NetworkFact::Host,
+            backend: None,
+            boundary: Boundary::None,
+            widens: false,
+        };
         Question { text: "May it?".into(), sandbox: None, facts }
     }
 

@@ -4,8 +4,11 @@
 //! from the user's configuration alone; nothing an agent or a workspace says can add one.
 
 mod facts;
+mod gate;
 mod rules;
 mod shell;
 
+pub(crate) use facts::plain_path;
 pub use facts::{Facts, NetworkFact, Programs};
+pub(crate) use gate::{Subject, pass};
 pub use rules::{ApprovalConfig, Match, Rule, Ruling, Verdict};
