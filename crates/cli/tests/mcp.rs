@@ -6,10 +6,12 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Done, Place, finish};
+use serde_json::Value;
 
 /// Whether the client opens with a handshake (the revisions until 2025-11-25) or not (since 2026-07-28).
 const LIVES: [&str; 2] = ["legacy", "auto"];
@@ -86,7 +88,8 @@ fn a_rule_of_the_users_spares_the_question() {
 
 #[test]
 fn who_wants_to_know_is_told_how_a_command_goes() {
-    plays_everywhere("told");
+    plays(&Place::new(), "told", "stdio", "legacy");
+    plays(&Place::new(), "told", "http", "auto");
 }
 
 #[test]
@@ -113,4 +116,41 @@ fn an_idle_session_ends_with_its_sandboxes() {
     for life in LIVES {
         plays(&Place::new(), "idle", "http", life);
     }
+}
+
+#[test]
+fn changes_reach_the_users_files_when_they_are_applied() {
+    for transport in ["stdio", "http"] {
+        plays(&Place::new(), "transaction", transport, "auto");
+    }
+}
+
+/// The tools that the inspector lists.
+fn inspected(place: &Place, target: &[&str]) -> BTreeSet<String> {
+    let modules = clients().join("node_modules");
+    let runtime =
+        format!("node-linux-{}", if cfg!(target_arch = "x86_64") { "x64" } else { "arm64" });
+    let mut command = in_place(place, modules.join(runtime).join("bin/node"));
+    command.arg(modules.join(".bin/mcp-inspector")).arg("--cli").args(target);
+    command.args(["--method", "tools/list"]);
+    let done = finish(command);
+    assert_eq!(done.code, 0, "{done:?}");
+    let listed: Value = serde_json::from_str(&done.stdout).unwrap();
+    let name = |tool: &Value| tool["name"].as_str().unwrap().to_owned();
+    listed["tools"].as_array().unwrap().iter().map(name).collect()
+}
+
+#[test]
+fn the_inspector_lists_the_same_tools_over_both_transports() {
+    let place = Place::new();
+    let here = inspected(&place, &[env!("CARGO_BIN_EXE_stockade"), "mcp"]);
+    assert!(here.contains("bash") && here.len() > 10, "{here:?}");
+    let (server, door) = common::start(place.command(&["--json", "mcp", "--http"]));
+    let door: Value = serde_json::from_str(&door).unwrap();
+    let header = format!("Authorization: Bearer {}", door["token"].as_str().unwrap());
+    let url = door["url"].as_str().unwrap();
+    let there = inspected(&place, &[url, "--transport", "http", "--header", &header]);
+    common::signal(&server, rustix::process::Signal::TERM);
+    common::wait(server).code_is(143);
+    assert_eq!(here, there);
 }
