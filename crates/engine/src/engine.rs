@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use stockade_core::{
-    Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Error, ErrorCode, JobId,
-    Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec, admit_command,
+    Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Error,
+    ErrorCode, JobId, Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec, admit_command,
 };
 
 use crate::config::EngineConfig;

@@ -10,29 +10,34 @@ use stockade_core::{
 
 pub(super) struct LocalFiles {
     pub client: AgentClient,
-    root: String,
+    root: HostPath,
 }
 
 impl LocalFiles {
     pub(super) fn new(client: AgentClient, root: &HostPath) -> Self {
-        Self { client, root: root.to_string() }
+        Self { client, root: root.clone() }
     }
 
     /// The same path from the workspace on; one that leads elsewhere is refused by name (C-21).
     pub(super) fn inside(&self, path: &SandboxPath) -> Result<SandboxPath> {
-        inside(&self.root, path).ok_or_else(|| {
-            let message = format!("`{path}` leaves the workspace");
-            Error::new(ErrorCode::PathEscapes, "find a path", message)
-                .remedy("local files are those of the workspace; give a path in it")
-        })
+        inside(&self.root, path)
     }
 }
 
-fn inside(root: &str, path: &SandboxPath) -> Option<SandboxPath> {
+/// The path of local execution from its workspace on; one that leads elsewhere is refused by name.
+pub fn inside(workspace: &HostPath, path: &SandboxPath) -> Result<SandboxPath> {
+    beneath(&workspace.to_string(), path).ok_or_else(|| {
+        let message = format!("`{path}` leaves the workspace");
+        Error::new(ErrorCode::PathEscapes, "find a path", message)
+            .remedy("local files are those of the workspace; give a path in it")
+    })
+}
+
+fn beneath(root: &str, path: &SandboxPath) -> Option<SandboxPath> {
     if !path.is_absolute() {
         return Some(path.clone());
     }
-    let beneath = |root: &str| {
+    let below = |root: &str| {
         let rest = path.as_str().strip_prefix(root.trim_end_matches('/'))?;
         match rest.trim_start_matches('/') {
             "" => Some("."),
@@ -42,7 +47,7 @@ fn inside(root: &str, path: &SandboxPath) -> Option<SandboxPath> {
         }
     };
     // Parsed again from its new start: what led back above it is refused.
-    beneath(root).or_else(|| beneath(WORKSPACE_ROOT))?.parse().ok()
+    below(root).or_else(|| below(WORKSPACE_ROOT))?.parse().ok()
 }
 
 #[async_trait]
@@ -96,7 +101,7 @@ mod tests {
             ("/srv/work/../x", None),
             ("/", None),
         ] {
-            let found = inside("/srv/work", &given.parse().unwrap());
+            let found = beneath("/srv/work", &given.parse().unwrap());
             assert_eq!(found.as_ref().map(SandboxPath::as_str), meant, "{given}");
         }
     }

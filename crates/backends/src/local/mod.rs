@@ -17,6 +17,8 @@ use stockade_core::{
     Workspace,
 };
 
+pub use files::inside;
+
 use files::LocalFiles;
 use running::Running;
 

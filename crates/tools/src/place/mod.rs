@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_core::{
-    BackendName, Boundary, Command, Files, JobId, Sandbox, SandboxId, SandboxPath, SandboxSpec,
-    WORKSPACE_ROOT, Workspace,
+    BackendName, Boundary, Command, Files, JobId, Outcome, Sandbox, SandboxId, SandboxPath,
+    SandboxSpec, StreamId, WORKSPACE_ROOT, Workspace,
 };
-use stockade_engine::{Engine, Execution};
+use stockade_engine::{Engine, Execution, OutputEvent};
 use tokio::sync::OnceCell;
 
 pub(crate) use jobs::{Job, Jobs};
 pub(crate) use places::Places;
 
-use crate::ToolError;
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
+use crate::{Call, ToolError};
 
 /// One place.
 pub(crate) struct Place {
@@ -35,7 +35,7 @@ pub(crate) struct Place {
     pub jobs: Jobs,
     pub local: bool,
     /// Where the search program lies in it, once it was put there.
-    pub finder: OnceCell<SandboxPath>,
+    pub finder: OnceCell<String>,
     sandbox: Arc<dyn Sandbox>,
     shell: OnceCell<&'static str>,
 }
@@ -87,6 +87,32 @@ impl Place {
         Ok((execution, job))
     }
 
+    /// Runs one of the tools' own programs to its end, without keeping its output for `logs`.
+    pub(crate) async fn run(&self, command: Command, call: &Call) -> Result<Ran, ToolError> {
+        let (execution, mut output) = self.engine.exec_followed(&self.id, command).await?;
+        let mut stdout = Vec::new();
+        let read = async {
+            while let Some(event) = output.next().await {
+                match event {
+                    OutputEvent::Output { stream: StreamId::Stdout, data, .. } => {
+                        stdout.extend_from_slice(&data);
+                    }
+                    OutputEvent::Output { stream: StreamId::Stderr, .. }
+                    | OutputEvent::Gap { .. }
+                    | OutputEvent::End(_) => {}
+                }
+            }
+            execution.outcome().await
+        };
+        tokio::select! {
+            outcome = read => Ok(Ran { stdout, outcome }),
+            () = call.cancelled.wait() => {
+                let _ = execution.close().await;
+                Err(ToolError::cancelled())
+            }
+        }
+    }
+
     /// The shell that reads command lines: `bash` where there is one.
     pub(crate) async fn shell(&self) -> &'static str {
         let look = || async {
@@ -133,6 +159,12 @@ impl Place {
             widens: false,
         }
     }
+}
+
+/// What a program of the tools' own did.
+pub(crate) struct Ran {
+    pub stdout: Vec<u8>,
+    pub outcome: Outcome,
 }
 
 /// What was read of a stream that is kept.
