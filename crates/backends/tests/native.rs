@@ -69,3 +69,23 @@ async fn memory_beyond_the_limit_is_named_as_the_reason() {
         output(&engine, spec, Command::program(["python3", "-c", program])).await;
     assert_eq!(outcome.ending, Ending::LimitExceeded(LimitKind::Memory), "{err}");
 }
+
+fn overlay(base: &std::path::Path) -> Workspace {
+    let layer = |name: &str| {
+        std::fs::create_dir(base.join(name)).unwrap();
+        HostPath::try_from(base.join(name)).unwrap()
+    };
+    Workspace::Overlay(Layers { lower: layer("lower"), upper: layer("upper"), work: layer("work") })
+}
+
+#[tokio::test]
+async fn what_a_copy_on_write_workspace_holds_counts_towards_the_disk_limit() {
+    let (engine, state) = engine().await;
+    let mut spec = SandboxSpec { workspace: overlay(state.path()), ..SandboxSpec::default() };
+    spec.limits.disk = Some(Bytes::mib(4));
+    spec.without.insert(Feature::DiskLimit);
+    let line = "n=0; while :; do n=$((n+1)); head -c 100000 /dev/zero > $n; done";
+    let (outcome, _, err) = output(&engine, spec, Command::shell(line)).await;
+    assert_eq!(outcome.ending, Ending::LimitExceeded(LimitKind::Disk), "{err}");
+    assert!(state.path().join("upper/1").exists() && !state.path().join("lower/1").exists());
+}

@@ -14,6 +14,7 @@ use stockade_core::{
 
 use crate::config::Settings;
 use crate::env;
+use crate::views::{GitArg, Handle, Wanted};
 use crate::workspace::{self, Asked};
 
 /// What a sandbox is made of.
@@ -49,6 +50,19 @@ pub struct PlaceArgs {
     /// Start with an empty workspace that is gone with the sandbox.
     #[arg(long)]
     pub no_workspace: bool,
+    /// Keep what is changed apart from the directory, to be applied or discarded later.
+    #[arg(long, conflicts_with = "no_workspace")]
+    pub overlay: bool,
+    /// Work on a checkout of a repository; what is changed is kept apart.
+    #[arg(long, value_name = "URL|DIR[@REV]", conflicts_with_all = ["workspace", "no_workspace"])]
+    pub git: Option<GitArg>,
+    /// Go on in a workspace whose changes were kept apart.
+    #[arg(
+        long,
+        value_name = "ID",
+        conflicts_with_all = ["workspace", "no_workspace", "overlay", "git"]
+    )]
+    pub resume: Option<Handle>,
     /// Make the workspace read-only.
     #[arg(long)]
     pub read_only: bool,
@@ -144,17 +158,30 @@ pub struct LabelArg(String, String);
 
 impl SpecArgs {
     /// The workspace these flags mean: decided before configuration is read, which must not come from it.
-    pub fn workspace(&self) -> Result<Workspace> {
-        let asked = match (&self.place.workspace, self.place.no_workspace) {
+    pub fn wanted(&self) -> Result<Wanted> {
+        let place = &self.place;
+        match (&place.git, &place.resume) {
+            (Some(git), _) => return Ok(Wanted::Checkout(git.clone())),
+            (None, Some(kept)) => return Ok(Wanted::Kept(kept.clone())),
+            (None, None) => {}
+        }
+        let asked = match (&place.workspace, place.no_workspace) {
             (_, true) => Asked::Nothing,
             (Some(dir), false) => Asked::Directory(dir),
             (None, false) => Asked::Here,
         };
-        workspace::resolve(&asked)
+        Ok(match workspace::resolve(&asked)? {
+            Workspace::Local(dir) if place.overlay => Wanted::View(dir),
+            plain @ (Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral) => {
+                Wanted::Plain(plain)
+            }
+        })
     }
 
-    /// The spec these flags mean, over what is configured.
-    pub fn spec(&self, workspace: Workspace, settings: &Settings) -> Result<SandboxSpec> {
+    /// The spec these flags mean, over what is configured. A workspace that has to be made is in it as
+    /// it is planned.
+    pub fn spec(&self, wanted: &Wanted, settings: &Settings) -> Result<SandboxSpec> {
+        let workspace = wanted.planned(&settings.state_dir()?)?;
         let place = &self.place;
         let around = &self.surroundings;
         let boundaries: BTreeSet<_> = self.boundaries.iter().copied().collect();

@@ -100,6 +100,8 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         | Event::Destroyed { .. }
         | Event::Decided { .. }
         | Event::Refused { .. }
+        | Event::WorkspaceAcquired { .. }
+        | Event::WorkspaceReleased { .. }
         | Event::Rotated { .. } => None,
     }
 }
@@ -186,6 +188,7 @@ fn workspace_text(workspace: &Workspace) -> String {
     match workspace {
         Workspace::Ephemeral => "empty".into(),
         Workspace::Local(dir) => dir.to_string(),
+        Workspace::Overlay(layers) => format!("a view of {}", layers.lower),
     }
 }
 

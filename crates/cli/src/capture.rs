@@ -7,6 +7,8 @@ use stockade_core::{
 };
 use stockade_engine::Watcher;
 
+use crate::views::Summary;
+
 /// Output that is held until the end.
 #[derive(Debug, Default)]
 pub struct Captured {
@@ -32,6 +34,9 @@ pub struct Report {
     stderr: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     stderr_base64: Option<String>,
+    /// The workspace in which changes are kept apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<Summary>,
     /// Output that is no longer there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_bytes: Option<u64>,
@@ -88,6 +93,7 @@ impl Captured {
             stdout_base64,
             stderr,
             stderr_base64,
+            workspace: None,
             missing_bytes: None,
         }
     }

@@ -18,6 +18,7 @@ use crate::lasting::shell::ShellArgs;
 use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
+use crate::views::WorkspaceArgs;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]
@@ -64,6 +65,8 @@ pub enum Verb {
     /// On standard input and output unless --http is given. Every tool works in a sandbox over the
     /// workspace, made at the first call and gone when the server ends.
     Mcp(McpArgs),
+    /// Look at changes that were kept apart; apply or discard them.
+    Workspace(WorkspaceArgs),
     /// Show what each backend was measured to have on this host.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.

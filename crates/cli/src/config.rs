@@ -130,14 +130,17 @@ fn trusted(
                 .source(error));
         }
     };
-    match workspace {
-        Some(Workspace::Local(dir)) if workspace::real(file).starts_with(dir.as_path()) => {
-            let file = file.display();
-            printer.note(&format!("note: `{file}` is ignored: it lies in the workspace"));
-            Ok(None)
-        }
-        Some(Workspace::Local(_) | Workspace::Ephemeral) | None => Ok(Some(text)),
+    let dir = match workspace {
+        Some(Workspace::Local(dir)) => Some(dir),
+        Some(Workspace::Overlay(layers)) => Some(&layers.lower),
+        Some(Workspace::Ephemeral) | None => None,
+    };
+    if dir.is_some_and(|dir| workspace::real(file).starts_with(dir.as_path())) {
+        let file = file.display();
+        printer.note(&format!("note: `{file}` is ignored: it lies in the workspace"));
+        return Ok(None);
     }
+    Ok(Some(text))
 }
 
 fn parse(file: &Path, text: &str) -> Result<Settings> {

@@ -33,9 +33,9 @@ struct Explanation {
 
 /// Shows the choice; ends as `run` would if nobody can do it.
 pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
-    let workspace = args.spec.workspace()?;
-    let settings = Settings::load(Some(&workspace), printer)?;
-    let mut spec = args.spec.spec(workspace, &settings)?;
+    let wanted = args.spec.wanted()?;
+    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
+    let mut spec = args.spec.spec(&wanted, &settings)?;
     args.command.adjust(&mut spec);
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;

@@ -2,8 +2,13 @@
 //! event loop from timers and signals. The thread is never joined; it ends with the process.
 
 use std::convert::Infallible;
+use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::stdio::stdin;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::sync::mpsc;
 
@@ -15,7 +20,9 @@ const PIECE: usize = 64 * 1024;
 
 /// Passes standard input on until it ends or nobody wants more.
 pub async fn feed(program: &impl Control) -> Result<Infallible> {
-    let mut pieces = start()?;
+    // Closed with this future: what is typed after the program's end is not for it.
+    let (ended, _wanted) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+    let mut pieces = start(ended)?;
     while let Some(piece) = pieces.recv().await {
         // A program need not read its input.
         if program.write_stdin(piece).await.is_err() {
@@ -26,27 +33,41 @@ pub async fn feed(program: &impl Control) -> Result<Infallible> {
     std::future::pending().await
 }
 
-fn start() -> Result<mpsc::Receiver<Bytes>> {
+fn start(ended: OwnedFd) -> Result<mpsc::Receiver<Bytes>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
-    let reader = std::thread::Builder::new().name("stdin".into()).spawn(move || read(&sender));
-    reader.map_err(|error| {
-        Error::new(ErrorCode::System, "run", "standard input cannot be read").source(error)
-    })?;
-    Ok(receiver)
+    let reader = std::thread::Builder::new()
+        .name("stdin".into())
+        .spawn(move || while let Some(true) = read(&sender, &ended) {});
+    reader.map(|_| receiver).map_err(failed)
 }
 
-fn read(sender: &mpsc::Sender<Bytes>) {
+fn failed(error: std::io::Error) -> Error {
+    Error::new(ErrorCode::System, "run", "standard input cannot be read").source(error)
+}
+
+/// Reads one piece. Says whether there may be more, or nothing when nobody wants it.
+fn read(sender: &mpsc::Sender<Bytes>, ended: &OwnedFd) -> Option<bool> {
+    let stdin = stdin();
+    let mut watched = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+    match poll(&mut watched, None) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(_) => return None,
+    }
+    let [input, end] = watched.map(|fd| !fd.revents().is_empty());
+    if end {
+        return None;
+    }
+    if !input {
+        return Some(true);
+    }
     let mut buffer = vec![0; PIECE];
-    loop {
-        match rustix::io::read(rustix::stdio::stdin(), &mut buffer[..]) {
-            Ok(0) => return,
-            Ok(count) => {
-                if sender.blocking_send(Bytes::copy_from_slice(&buffer[..count])).is_err() {
-                    return;
-                }
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return,
+    match rustix::io::read(stdin, &mut buffer[..]) {
+        Ok(0) => Some(false),
+        Ok(count) => {
+            buffer.truncate(count);
+            sender.blocking_send(buffer.into()).ok().map(|()| true)
         }
+        Err(Errno::INTR | Errno::AGAIN) => Some(true),
+        Err(_) => None,
     }
 }

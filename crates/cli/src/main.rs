@@ -25,6 +25,7 @@ mod table;
 mod tck;
 mod terminal;
 mod usage;
+mod views;
 mod workspace;
 
 use clap::Parser;
@@ -62,6 +63,7 @@ async fn command(verb: Verb, printer: &Printer) -> Result<i32> {
         Verb::Rm(args) => lasting::rm::rm(&args, printer).await,
         Verb::Supervise => lasting::supervisor::supervise(printer).await,
         Verb::Mcp(args) => mcp::mcp(args, printer).await,
+        Verb::Workspace(args) => views::workspace(args, printer).await,
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Audit(args) => audit::audit(args, printer),

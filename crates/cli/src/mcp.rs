@@ -24,6 +24,7 @@ use crate::config::Settings;
 use crate::interrupts::{self, Interrupts};
 use crate::printer::Printer;
 use crate::registry;
+use crate::views;
 
 const OPERATION: &str = "mcp";
 /// What a program started locally needs to find its way; nothing else is inherited.
@@ -68,16 +69,18 @@ struct HttpArgs {
 
 /// Serves until the client, or a signal, ends it.
 pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
-    let workspace = args.spec.workspace()?;
-    let settings = Settings::load(Some(&workspace), printer)?;
-    let spec = args.spec.spec(workspace, &settings)?;
+    let wanted = args.spec.wanted()?;
+    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
+    let spec = args.spec.spec(&wanted, &settings)?;
     let door = args.http.door().await?;
     let mut interrupts = Interrupts::listen()?;
     let engine = match interrupts.unless(registry::engine(&settings, &spec.backend)).await {
         Ok(engine) => Arc::new(engine?),
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let desk = desk(Arc::clone(&engine), options(spec, &settings, args.local)?, door.is_some());
+    let views = views::source(&wanted, &spec, &engine, &settings).await?;
+    let options = ToolboxOptions { views, ..options(spec, &settings, args.local)? };
+    let desk = desk(Arc::clone(&engine), options, door.is_some());
     let serving = serve(Arc::clone(&desk), door, printer);
     let served = match interrupts.unless(serving).await {
         Ok(served) => served.map(|()| 0),

@@ -1,8 +1,8 @@
 //! `stockade run`: one command in a sandbox of its own, of which nothing is left when this returns.
 
 use clap::Args;
-use stockade_core::{Command, Result};
-use stockade_engine::{Execution, Subscription};
+use stockade_core::{Command, Result, SandboxSpec, Signal};
+use stockade_engine::{Engine, Execution, Subscription};
 
 use crate::args::SpecArgs;
 use crate::attend::{End, attend, collect, conclude, relay};
@@ -15,6 +15,7 @@ use crate::output::Output;
 use crate::printer::Printer;
 use crate::registry;
 use crate::terminal::{self, Raw};
+use crate::views::{self, Settled, Taken, review};
 
 /// What to run and in what.
 #[derive(Debug, Args)]
@@ -23,6 +24,13 @@ use crate::terminal::{self, Raw};
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
+    /// Keep what is changed apart, show it at the end, and ask whether to apply it.
+    #[arg(
+        long,
+        help_heading = "Files",
+        conflicts_with_all = ["no_workspace", "git", "detach"]
+    )]
+    review: bool,
     /// Do not wait: print the sandbox's id and the job's, and let the command run on. The sandbox
     /// ends with it.
     #[arg(long, help_heading = "Command")]
@@ -32,17 +40,21 @@ pub struct RunArgs {
 }
 
 /// Runs the command; answers its exit code.
-pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
+pub async fn run(mut args: RunArgs, printer: &Printer) -> Result<i32> {
     let command = args.command.command()?;
-    let workspace = args.spec.workspace()?;
-    let settings = Settings::load(Some(&workspace), printer)?;
-    let mut spec = args.spec.spec(workspace, &settings)?;
+    if args.review {
+        review::require(printer)?;
+        args.spec.place.overlay |= args.spec.place.resume.is_none();
+    }
+    let wanted = args.spec.wanted()?;
+    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
+    let mut spec = args.spec.spec(&wanted, &settings)?;
     args.command.adjust(&mut spec);
     if printer.is_json() {
         capture::check(&spec, &command)?;
     }
     if args.detach {
-        return lasting::create::detached(spec, command, printer).await;
+        return lasting::create::detached(spec, command, &wanted, &settings, printer).await;
     }
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
@@ -54,27 +66,71 @@ pub async fn run(args: RunArgs, printer: &Printer) -> Result<i32> {
         Ok(engine) => engine?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
-    let starting = printer
-        .patiently("building the sandbox", engine.run_followed(spec.clone(), command.clone()));
-    let (execution, follower) = match interrupts.unless(starting).await {
-        Ok(started) => started?,
-        Err(signal) => {
-            engine.close().await?;
-            return Ok(interrupts::exit_code(signal));
-        }
+    let taking = views::take(&wanted, &mut spec, &engine, &settings, printer);
+    let view = match interrupts.unless(taking).await {
+        Ok(taken) => taken?,
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let session = Session { execution, follower, interrupts, command, raw };
+    let started = start(&engine, spec, &command, &mut interrupts, printer).await;
+    let Ok(Started::Runs { execution, follower, raw }) = started else {
+        if let Some(view) = view {
+            view.give_back().await?;
+        }
+        return started.map(Started::code);
+    };
+    let session = Session { execution, follower, interrupts, command, raw, view };
     if printer.is_json() {
         return session.captured(printer).await;
     }
-    session.streamed(printer).await
+    session.streamed(args.review, printer).await
+}
+
+/// What became of the start.
+enum Started {
+    Runs {
+        execution: Execution,
+        follower: Subscription,
+        raw: Option<Raw>,
+    },
+    /// The caller would not wait.
+    Interrupted(Signal),
+}
+
+impl Started {
+    fn code(self) -> i32 {
+        match self {
+            Self::Runs { .. } => 0,
+            Self::Interrupted(signal) => interrupts::exit_code(signal),
+        }
+    }
+}
+
+async fn start(
+    engine: &Engine,
+    spec: SandboxSpec,
+    command: &Command,
+    interrupts: &mut Interrupts,
+    printer: &Printer,
+) -> Result<Started> {
+    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
+    let starting =
+        printer.patiently("building the sandbox", engine.run_followed(spec, command.clone()));
+    match interrupts.unless(starting).await {
+        Ok(started) => {
+            let (execution, follower) = started?;
+            Ok(Started::Runs { execution, follower, raw })
+        }
+        Err(signal) => {
+            engine.close().await?;
+            Ok(Started::Interrupted(signal))
+        }
+    }
 }
 
 /// Runs a program on this terminal in a fresh sandbox; answers its exit code.
 pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
-    run(RunArgs { spec, detach: false, command }, printer).await
+    run(RunArgs { spec, review: false, detach: false, command }, printer).await
 }
 
 struct Session {
@@ -83,11 +139,12 @@ struct Session {
     interrupts: Interrupts,
     command: Command,
     raw: Option<Raw>,
+    view: Option<Taken>,
 }
 
 impl Session {
     /// Output as it comes, and the reasons at the end.
-    async fn streamed(mut self, printer: &Printer) -> Result<i32> {
+    async fn streamed(mut self, ask: bool, printer: &Printer) -> Result<i32> {
         let mut output = Output::default();
         let end = {
             let follower = &mut self.follower;
@@ -96,8 +153,20 @@ impl Session {
         };
         let released = self.execution.close().await;
         drop(self.raw.take());
+        let settled = settle(self.view.take()).await;
         let code = conclude(end?, output, &mut self.interrupts, printer).await?;
-        released.map(|()| code)
+        released?;
+        match settled? {
+            Some(settled) if ask => {
+                let own = review::review(settled, &mut self.interrupts, printer).await?;
+                Ok(own.unwrap_or(code))
+            }
+            Some(settled) => {
+                settled.tell(printer);
+                Ok(code)
+            }
+            None => Ok(code),
+        }
     }
 
     /// Everything as one JSON object at the end.
@@ -112,10 +181,21 @@ impl Session {
             End::Forced(signal) => Some(interrupts::exit_code(signal)),
             End::Over(_) | End::Unread => None,
         };
+        let settled = settle(self.view.take()).await;
         released?;
         let outcome = self.execution.outcome().await;
         let code = forced.unwrap_or_else(|| outcome.exit_code());
-        printer.json(&captured.report(&self.execution, outcome));
+        let mut report = captured.report(&self.execution, outcome);
+        report.workspace = settled?.map(|settled| settled.summary());
+        printer.json(&report);
         Ok(code)
+    }
+}
+
+/// Gives the workspace back, whatever became of the command.
+async fn settle(view: Option<Taken>) -> Result<Option<Settled>> {
+    match view {
+        Some(view) => view.settle().await.map(Some),
+        None => Ok(None),
     }
 }

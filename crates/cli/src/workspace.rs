@@ -97,7 +97,9 @@ pub fn keep_state_out(spec: &SandboxSpec, state: &Path) -> Result<()> {
     let state = real(state);
     let workspace = match &spec.workspace {
         Workspace::Local(dir) if !spec.read_only => Some(dir),
-        Workspace::Local(_) | Workspace::Ephemeral => None,
+        // What is changed in a view of it may be applied later.
+        Workspace::Overlay(layers) if !spec.read_only => Some(&layers.lower),
+        Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral => None,
     };
     let mounts = spec.mounts.iter().filter(|mount| !mount.read_only).map(|mount| &mount.source);
     match workspace.into_iter().chain(mounts).find(|dir| state.starts_with(dir.as_path())) {

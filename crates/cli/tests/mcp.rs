@@ -125,6 +125,12 @@ fn changes_reach_the_users_files_when_they_are_applied() {
     }
 }
 
+#[test]
+fn five_sandboxes_at_once_have_changes_of_their_own() {
+    plays(&Place::new(), "five", "stdio", "legacy");
+    plays(&Place::new(), "five", "http", "auto");
+}
+
 /// The tools that the inspector lists.
 fn inspected(place: &Place, target: &[&str]) -> BTreeSet<String> {
     let modules = clients().join("node_modules");

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
-    Limits, Network, SandboxSpec, Support,
+    Limits, Network, SandboxSpec, Support, Workspace,
 };
 
 /// One thing that cannot be honoured.
@@ -173,6 +173,11 @@ fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
         if spec.mounts[..at].iter().any(|other| other.target == mount.target) {
             refusals.push(wrong_field(&field, "is named twice", "name each target once"));
         }
+    }
+    if let Workspace::Overlay(layers) = &spec.workspace
+        && let Some((field, reason)) = layers.problem()
+    {
+        refusals.push(wrong_field(field, reason, "name two new directories in one place"));
     }
     if spec.env.values().any(|value| value.contains('\0')) {
         refusals.push(wrong_field("env", "holds a zero byte", "remove it"));

@@ -44,6 +44,7 @@ features! {
     OciImage "oci-image" "An OCI layout or archive serves as the root."
     WasmImage "wasm-image" "A WebAssembly module is the program."
     LocalWorkspace "local-workspace" "A host directory is the workspace; changes appear in it."
+    OverlayWorkspace "overlay-workspace" "A copy-on-write view of a host directory is the workspace; changes are kept apart from it."
     EphemeralWorkspace "ephemeral-workspace" "An empty workspace that is gone with the sandbox."
     ReadOnlyWorkspace "read-only-workspace" "The workspace cannot be changed, whatever the guest does."
     ExtraMounts "extra-mounts" "Further host directories appear in the sandbox, read-only or writable."

@@ -11,6 +11,7 @@ mod capabilities;
 mod command;
 mod error;
 mod feature;
+mod layers;
 mod limits;
 mod name;
 mod network;
@@ -29,8 +30,11 @@ pub use capabilities::{Capabilities, Support};
 pub use command::{Command, Run, Signal, Stdin, TerminalSize};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
+pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
-pub use name::{BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName};
+pub use name::{
+    BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName, WorkspaceId,
+};
 pub use network::{EgressRule, Network};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};

@@ -98,6 +98,11 @@ name!(
     |given| within(given, 32, lower_alphanumeric)
 );
 name!(
+    /// A workspace's id, unique in its state directory.
+    WorkspaceId, "a workspace id (1 to 32 lower-case letters and digits)",
+    |given| within(given, 32, lower_alphanumeric)
+);
+name!(
     /// The id of a stored snapshot.
     SnapshotId, "a snapshot id (1 to 64 lower-case letters and digits)",
     |given| within(given, 64, lower_alphanumeric)

@@ -8,7 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BackendName, Boundary, EnvName, Feature, HostPath, Limits, Network, SandboxPath, TenantName,
+    BackendName, Boundary, EnvName, Feature, HostPath, Layers, Limits, Network, SandboxPath,
+    TenantName,
 };
 
 /// What a caller asks for. The default is C-03: no network, a clean environment, an empty workspace,
@@ -97,6 +98,8 @@ pub enum Workspace {
     Ephemeral,
     /// A host directory, changed in place.
     Local(HostPath),
+    /// A copy-on-write view of a host directory.
+    Overlay(Layers),
 }
 
 /// One further host directory.
@@ -171,6 +174,7 @@ impl Workspace {
         match self {
             Self::Ephemeral => Feature::EphemeralWorkspace,
             Self::Local(_) => Feature::LocalWorkspace,
+            Self::Overlay(_) => Feature::OverlayWorkspace,
         }
     }
 }
@@ -264,6 +268,8 @@ mod tests {
             (r#"{"limits": {"memory": "lots"}}"#, "lots"),
             (r#"{"workdir": "../x"}"#, "../x"),
             (r#"{"workspace": {"local": "relative"}}"#, "relative"),
+            (r#"{"workspace": {"overlay": {"lower": "/a", "upper": "/u"}}}"#, "work"),
+            (r#"{"workspace": {"overlay": {"lower": "/a", "uper": "/u", "work": "/w"}}}"#, "uper"),
             (r#"{"network": {"egress": ["a b"]}}"#, "a b"),
             (r#"{"tenant": "../x"}"#, "../x"),
             (r#"{"env": {"A=B": ""}}"#, "A=B"),

@@ -55,6 +55,12 @@ fn image() -> impl Strategy<Value = Image> {
     ]
 }
 
+fn workspace() -> impl Strategy<Value = Workspace> {
+    let layers = (host_path(), host_path(), host_path())
+        .prop_map(|(lower, upper, work)| Workspace::Overlay(Layers { lower, upper, work }));
+    prop_oneof![Just(Workspace::Ephemeral), host_path().prop_map(Workspace::Local), layers]
+}
+
 fn mount() -> impl Strategy<Value = Mount> {
     (host_path(), "/?[a-z]{1,4}", any::<bool>()).prop_map(|(source, target, read_only)| Mount {
         source,
@@ -66,7 +72,7 @@ fn mount() -> impl Strategy<Value = Mount> {
 fn spec() -> impl Strategy<Value = SandboxSpec> {
     let place = (
         image(),
-        prop_oneof![Just(Workspace::Ephemeral), host_path().prop_map(Workspace::Local)],
+        workspace(),
         any::<bool>(),
         vec(mount(), 0..3),
         select(vec![RootMode::ReadOnly, RootMode::CopyOnWrite]),

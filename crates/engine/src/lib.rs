@@ -21,10 +21,11 @@ pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};
 pub use history::{HistoryBounds, OutputEvent, Subscription};
+pub use id::fresh as fresh_id;
 pub use journal::{
     Break, Damage, Digest, Event, Filter, Job, Jobs, Journal, JournalOptions, Receipt, Record,
     Records, Timestamp, Verdict,
 };
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
 pub use select::{Choice, Selection, select};
-pub use state::StateDir;
+pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

@@ -24,7 +24,7 @@ pub struct StateDir(Directory);
 
 /// A private directory, held open: everything in it is reached through the handle.
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub struct Directory {
     fd: OwnedFd,
     path: PathBuf,
 }
@@ -79,7 +79,7 @@ impl StateDir {
     }
 
     /// A directory in it, made if need be, as private as itself.
-    pub(crate) fn subdirectory(&self, name: &'static str) -> Result<Directory> {
+    pub fn subdirectory(&self, name: &'static str) -> Result<Directory> {
         let path = self.0.path_of(name);
         let make = |_: &Path| Ok(rustix::fs::mkdirat(&self.0.fd, name, Mode::from(PRIVATE))?);
         Ok(open_or_make(self.0.fd.as_fd(), Path::new(name), &path, make)?)
@@ -159,22 +159,30 @@ impl Directory {
     }
 
     /// An existing directory, as it is: for reading a copy that somebody else may have made.
-    pub(crate) fn existing(path: &Path) -> io::Result<Self> {
+    pub fn existing(path: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
         let fd = rustix::fs::open(path, flags, Mode::empty())?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a name in it.
+    pub fn path_of(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    pub(crate) fn open(&self, name: &str, flags: OFlags) -> io::Result<File> {
+    /// Opens a file in it, never through a symbolic link, closed to others if it is new.
+    pub fn open(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&self.fd, name, flags, Mode::from(0o600))?.into())
     }
 
-    pub(crate) fn exists(&self, name: &str) -> io::Result<bool> {
+    /// Whether there is something of that name, a dangling link included.
+    pub fn exists(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
@@ -183,23 +191,25 @@ impl Directory {
     }
 
     /// Gives a file a second name; fails where that name is taken.
-    pub(crate) fn link(&self, from: &str, to: &str) -> io::Result<()> {
+    pub fn link(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::linkat(&self.fd, from, &self.fd, to, AtFlags::empty())?)
     }
 
-    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    /// Gives a file another name, replacing what has it.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.fd, from, &self.fd, to)?)
     }
 
     /// Removes a file. One that is not there is no error.
-    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+    pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
+    /// Everything in it.
+    pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd)? {
             names.push(entry?.file_name().to_string_lossy().into_owned());
@@ -208,27 +218,33 @@ impl Directory {
     }
 
     /// Makes renames and new files survive a power loss.
-    pub(crate) fn sync(&self) -> io::Result<()> {
+    pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.fd)?)
     }
 }
 
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 /// A name for a file that is not finished: no other process or thread will come upon it.
-pub(crate) fn draft_name(purpose: &str) -> String {
+pub fn draft_name(purpose: &str) -> String {
     let random = RandomState::new().build_hasher().finish();
     format!(".{purpose}-{}-{random:016x}", std::process::id())
 }
 
 /// How long anybody waits for a lock: holders need microseconds, so longer means that one is stuck.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A file under `flock`, freed when this is dropped or the process dies.
 #[derive(Debug)]
-pub(crate) struct Locked(File);
+pub struct Locked(File);
 
 /// How a lock is shared.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Sharing {
+pub enum Sharing {
     /// With other readers.
     Shared,
     /// With nobody.
@@ -237,7 +253,7 @@ pub(crate) enum Sharing {
 
 impl Locked {
     /// The lock if it is free at this instant, else the file back.
-    pub(crate) fn attempt(file: File, sharing: Sharing) -> io::Result<Result<Self, File>> {
+    pub fn attempt(file: File, sharing: Sharing) -> io::Result<Result<Self, File>> {
         let operation = match sharing {
             Sharing::Shared => FlockOperation::NonBlockingLockShared,
             Sharing::Exclusive => FlockOperation::NonBlockingLockExclusive,
@@ -250,7 +266,7 @@ impl Locked {
     }
 
     /// The lock, waited for with bounded patience; nothing if it stays taken.
-    pub(crate) fn within(
+    pub fn within(
         mut file: File,
         sharing: Sharing,
         patience: Duration,
@@ -271,7 +287,8 @@ impl Locked {
         }
     }
 
-    pub(crate) fn file(&self) -> &File {
+    /// The file.
+    pub fn file(&self) -> &File {
         &self.0
     }
 }

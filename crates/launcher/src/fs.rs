@@ -63,6 +63,16 @@ pub(crate) fn clone_tree(directory: impl AsFd, path: &str) -> Result<OwnedFd, Er
     open_tree(directory, path, flags)
 }
 
+/// A detached copy of the one mount a place lies on, with attributes of its own.
+pub(crate) fn clone_single(place: impl AsFd, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(place, "", flags)?;
+    sys::mount_setattr(tree.as_fd(), attributes, false)?;
+    Ok(tree)
+}
+
 /// A detached copy with attributes of its own, private in propagation.
 pub(crate) fn clone_with(
     directory: impl AsFd,

@@ -22,6 +22,11 @@ pub(crate) const SCRATCH: &str = "/scratch";
 /// Where the sandbox's copy-on-write layer is made.
 pub(crate) const LAYER: &str = "/layer";
 
+/// Where the directory beneath a copy-on-write workspace is put.
+pub(crate) const LOWER: &str = "/lower";
+/// Where the directory that holds such a workspace's changes is put.
+pub(crate) const BESIDE: &str = "/beside";
+
 /// The launcher's own namespaces, and what it knows about itself.
 pub(crate) struct Ground {
     host: OwnedFd,
@@ -119,7 +124,7 @@ fn bare_namespace() -> Result<(), Errno> {
     change_all(MountPropagationFlags::PRIVATE)?;
     let proc_tree = fs::clone_with(CWD, "/proc", fs::WRITABLE)?;
     let root = fs::tmpfs(1 << 20, "0755", fs::WRITABLE)?;
-    for name in [ROOTS, STAGE, SCRATCH, LAYER, "/proc"] {
+    for name in [ROOTS, STAGE, SCRATCH, LAYER, LOWER, BESIDE, "/proc"] {
         rustix::fs::mkdirat(&root, name.trim_start_matches('/'), Mode::from_raw_mode(0o755))?;
     }
     // Any directory that is surely there will do to stand on; this one is about to be left behind.

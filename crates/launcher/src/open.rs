@@ -6,6 +6,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat};
 use rustix::io::Errno;
+use rustix::mount::MountAttrFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
@@ -17,26 +18,44 @@ pub(crate) struct Source {
     pub directory: bool,
 }
 
+/// The layers of a copy-on-write view: detached copies of single mounts, without what is mounted below.
+pub(crate) struct Layers {
+    pub lower: OwnedFd,
+    /// The directory in which the upper layer and the kernel's own place lie: the kernel wants to see
+    /// both in one mount.
+    pub beside: OwnedFd,
+    pub upper: String,
+    pub work: String,
+}
+
 /// Everything of the host that one plan mounts, in the plan's order.
 pub(crate) struct Sources {
     pub workspace: Option<Source>,
+    pub layers: Option<Layers>,
     pub mounts: Vec<Source>,
 }
 
 impl Sources {
     /// Opens all of them; the caller stands in the host's mount namespace.
     pub(crate) fn open(plan: &LaunchPlan) -> Result<Sources, Failure> {
-        let workspace = match &plan.workspace {
-            Workspace::Ephemeral { .. } => None,
-            Workspace::Local { path } => Some(local_workspace(path, plan.read_only)?),
+        let (workspace, layers) = match &plan.workspace {
+            Workspace::Ephemeral { .. } | Workspace::Trial => (None, None),
+            Workspace::Local { path } => (Some(local_workspace(path, plan.read_only)?), None),
+            Workspace::Overlay { lower, upper, work } => {
+                (None, Some(layers(lower, upper, work, plan.read_only)?))
+            }
         };
         let mounts = plan.mounts.iter().map(extra).collect::<Result<_, _>>()?;
-        Ok(Sources { workspace, mounts })
+        Ok(Sources { workspace, layers, mounts })
     }
 
     /// Whether the plan names anything that has to be opened on the host.
     pub(crate) fn named_by(plan: &LaunchPlan) -> bool {
-        matches!(plan.workspace, Workspace::Local { .. }) || !plan.mounts.is_empty()
+        let workspace = match &plan.workspace {
+            Workspace::Ephemeral { .. } | Workspace::Trial => false,
+            Workspace::Local { .. } | Workspace::Overlay { .. } => true,
+        };
+        workspace || !plan.mounts.is_empty()
     }
 }
 
@@ -44,6 +63,56 @@ fn local_workspace(path: &Path, read_only: bool) -> Result<Source, Failure> {
     let source = open(path, read_only)?;
     match source.directory {
         true => Ok(source),
+        false => Err(Failure::new(Wall::Source, Errno::NOTDIR, name(path))),
+    }
+}
+
+fn layers(lower: &Path, upper: &Path, work: &Path, read_only: bool) -> Result<Layers, Failure> {
+    let parent = upper.parent().filter(|parent| work.parent() == Some(*parent));
+    let Some(parent) = parent else {
+        let detail = format!("{} does not lie beside {}", name(work), name(upper));
+        return Err(Failure::without_errno(Wall::Source, detail));
+    };
+    let attributes = if read_only { fs::READ_ONLY } else { fs::WRITABLE };
+    Ok(Layers {
+        lower: single(lower, fs::READ_ONLY)?,
+        beside: single(parent, attributes)?,
+        upper: layer_name(upper)?,
+        work: layer_name(work)?,
+    })
+}
+
+/// The last part of a layer's path, once it was found to be a directory. A guest never gets at the
+/// directory that it lies in, so it still is one when it is mounted.
+fn layer_name(path: &Path) -> Result<String, Failure> {
+    directory(path)?;
+    let text = path.file_name().and_then(|last| last.to_str()).unwrap_or_default();
+    // Other characters mean something to the kernel where it takes a list of layers.
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    match !text.is_empty() && text.chars().all(plain) {
+        true => Ok(text.to_owned()),
+        false => Err(Failure::without_errno(Wall::Source, format!("{} as a layer", name(path)))
+            .remedy("name it with letters, digits, dots, dashes and underscores")),
+    }
+}
+
+fn single(path: &Path, attributes: MountAttrFlags) -> Result<OwnedFd, Failure> {
+    let place = directory(path)?;
+    fs::clone_single(&place, attributes).map_err(|errno| {
+        let failure = Failure::new(Wall::Source, errno, name(path));
+        match errno {
+            // An ordinary user may not look beneath a mount.
+            Errno::INVAL => failure.remedy("choose a directory without other file systems below"),
+            _ => failure,
+        }
+    })
+}
+
+fn directory(path: &Path) -> Result<OwnedFd, Failure> {
+    let place = resolved(path).at(Wall::Source, &name(path))?;
+    let mode = fstat(&place).at(Wall::Source, &name(path))?.st_mode;
+    match FileType::from_raw_mode(mode) == FileType::Directory {
+        true => Ok(place),
         false => Err(Failure::new(Wall::Source, Errno::NOTDIR, name(path))),
     }
 }

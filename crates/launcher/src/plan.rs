@@ -94,6 +94,17 @@ pub enum Workspace {
         /// The directory, resolved.
         path: PathBuf,
     },
+    /// A copy-on-write view of a directory of the host. Read-only, it needs nothing to write to.
+    Overlay {
+        /// The directory that is shown, resolved; never written to.
+        lower: PathBuf,
+        /// Where the changes go, resolved.
+        upper: PathBuf,
+        /// The kernel's own place beside `upper`, resolved.
+        work: PathBuf,
+    },
+    /// A copy-on-write view of nothing, with its changes in memory: to find out whether one can be had.
+    Trial,
 }
 
 /// A further file or directory of the host, shown inside.

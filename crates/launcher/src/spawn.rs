@@ -119,7 +119,7 @@ impl Workshop {
         plan: &LaunchPlan,
     ) -> Result<(Sources, walls::cgroup::Membership), Failure> {
         if !Sources::named_by(plan) && plan.cgroup.is_none() {
-            let none = Sources { workspace: None, mounts: Vec::new() };
+            let none = Sources { workspace: None, layers: None, mounts: Vec::new() };
             return Ok((none, walls::cgroup::Membership::default()));
         }
         self.ground.on_host(|| Ok((Sources::open(plan)?, cgroup::open(plan.cgroup.as_ref())?)))

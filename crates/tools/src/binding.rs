@@ -35,6 +35,7 @@ impl Binding {
             workspace: match &spec.workspace {
                 Workspace::Ephemeral => "ephemeral".into(),
                 Workspace::Local(path) => path.to_string(),
+                Workspace::Overlay(layers) => format!("overlay:{}", layers.lower),
             },
             profile: place.boundary.to_string(),
             image: match &spec.image {

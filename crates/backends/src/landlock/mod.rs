@@ -107,6 +107,7 @@ impl Landlock {
             ending: Signal::TERM,
             group,
             written: vec![private.path().to_owned()],
+            held: None,
         };
         let running = Arc::new(Running::new(id.clone(), built, admitted));
         lock(&self.running).insert(id.clone(), Arc::clone(&running));

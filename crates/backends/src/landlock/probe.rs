@@ -38,7 +38,7 @@ const NATIVE: &str = "use the native backend, which needs user namespaces";
 const OTHER: &str = "choose a backend that has it";
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 13] = [
+const ABSENT: [(Feature, &str, &str); 14] = [
     (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE),
     (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER),
     (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE),
@@ -46,6 +46,7 @@ const ABSENT: [(Feature, &str, &str); 13] = [
     (Feature::WasmImage, "it runs programs of the host's own kind", OTHER),
     (Feature::ExtraMounts, "a mount needs a mount namespace", NATIVE),
     (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE),
+    (Feature::OverlayWorkspace, "an overlay needs a mount namespace", NATIVE),
     (Feature::ChosenUser, "another user needs a user namespace", NATIVE),
     (Feature::UserPerCommand, "another user needs a user namespace", OTHER),
     (Feature::Terminal, "its terminals would lie among the user's own, in reach", NATIVE),

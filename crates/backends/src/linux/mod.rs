@@ -7,6 +7,7 @@ pub(crate) mod cgroup;
 mod disk;
 pub(crate) mod embed;
 pub(crate) mod find;
+pub(crate) mod hold;
 pub(crate) mod limits;
 pub(crate) mod ready;
 pub(crate) mod running;

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Signal as Kill, pidfd_send_signal};
@@ -13,6 +14,7 @@ use stockade_core::{
 };
 
 use super::cgroup::Group;
+use super::hold::Hold;
 use super::ready::readable;
 use super::tally;
 
@@ -33,6 +35,8 @@ pub(crate) struct Running {
     /// The host directories that are written to.
     pub written: Vec<PathBuf>,
     breached: AtomicU8,
+    /// The layers of its workspace, which nobody else may write to until it has ended.
+    held: Mutex<Option<Hold>>,
 }
 
 /// What a backend says about a sandbox that it has just built.
@@ -45,11 +49,13 @@ pub(crate) struct Built {
     pub group: Option<Group>,
     /// The host directories that are written to, the workspace aside.
     pub written: Vec<PathBuf>,
+    /// The layers of a copy-on-write workspace.
+    pub held: Option<Hold>,
 }
 
 impl Running {
     pub(crate) fn new(id: SandboxId, built: Built, admitted: &Admitted) -> Self {
-        let Built { backend, last: (pid, pidfd), ending, group, mut written } = built;
+        let Built { backend, last: (pid, pidfd), ending, group, mut written, held } = built;
         written.extend(workspace(admitted.spec()));
         Self {
             id,
@@ -61,6 +67,7 @@ impl Running {
             limits: *admitted.limits(),
             written,
             breached: AtomicU8::new(u8::MAX),
+            held: Mutex::new(held),
         }
     }
 
@@ -99,6 +106,7 @@ impl Running {
         ended
             .map_err(|_| self.left_behind("its last process does not end"))?
             .map_err(|error| self.left_behind("its end cannot be watched").source(error))?;
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         match &self.group {
             Some(group) => remove(&self.backend, &self.id, group).await,
             None => Ok(()),
@@ -114,7 +122,8 @@ impl Running {
 fn workspace(spec: &SandboxSpec) -> Option<PathBuf> {
     match &spec.workspace {
         Workspace::Local(path) if !spec.read_only => Some(path.as_path().to_owned()),
-        Workspace::Local(_) | Workspace::Ephemeral => None,
+        Workspace::Overlay(layers) if !spec.read_only => Some(layers.upper.as_path().to_owned()),
+        Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral => None,
     }
 }
 

@@ -19,13 +19,13 @@ use stockade_agent::client::AgentClient;
 use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Error, Result, Sandbox, SandboxId,
 };
-use stockade_launcher::{LaunchError, Launched, Launcher};
+use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
 use sandbox::NativeSandbox;
 
 use crate::linux::cgroup::{Group, Hierarchy, House};
 use crate::linux::running::{self, Built, Running};
-use crate::linux::{self, embed, find};
+use crate::linux::{self, embed, find, hold};
 
 /// The native backend's name.
 pub const NAME: BackendName = BackendName::literal("native");
@@ -84,11 +84,16 @@ impl Native {
         let held = group.is_some() && self.hierarchy().controllers().memory;
         let mut plan = plan::plan(id, admitted, held)?;
         plan.cgroup = group.map(Group::plan);
-        let pending = self.launcher()?.begin(&plan, pipe).map_err(not_launched)?;
+        self.raise(&plan, pipe).await
+    }
+
+    async fn raise(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Launched> {
+        let pending = self.launcher()?.begin(plan, pipe).map_err(not_launched)?;
         linux::answer(NAME, pending).await
     }
 
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
+        let held = hold::take(&NAME, admitted.spec())?;
         let group = self
             .hierarchy()
             .create(id, admitted.limits())
@@ -101,6 +106,7 @@ impl Native {
             ending: Signal::KILL,
             group,
             written: Vec::new(),
+            held,
         };
         let running = Arc::new(Running::new(id.clone(), built, admitted));
         lock(&self.running).insert(id.clone(), Arc::clone(&running));

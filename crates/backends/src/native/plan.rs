@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Image, Network, Result, RootMode,
-    SandboxId, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
+    Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Image, Layers, Network, Result,
+    RootMode, SandboxId, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
 
@@ -77,12 +77,21 @@ fn workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
     match workspace {
         Workspace::Ephemeral => Ok(launcher::Workspace::Ephemeral { bytes }),
         Workspace::Local(path) => {
-            let path = resolve("workspace", path)?;
-            if !path.is_dir() {
-                return Err(unusable("workspace", &path, "is not a directory"));
-            }
-            Ok(launcher::Workspace::Local { path })
+            Ok(launcher::Workspace::Local { path: directory("workspace", path)? })
         }
+        Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::Workspace::Overlay {
+            lower: directory("workspace.overlay.lower", lower)?,
+            upper: directory("workspace.overlay.upper", upper)?,
+            work: directory("workspace.overlay.work", work)?,
+        }),
+    }
+}
+
+fn directory(field: &'static str, path: &HostPath) -> Result<PathBuf> {
+    let path = resolve(field, path)?;
+    match path.is_dir() {
+        true => Ok(path),
+        false => Err(unusable(field, &path, "is not a directory")),
     }
 }
 

@@ -1,12 +1,15 @@
 //! What this host lets the native backend enforce: measured by building a sandbox and reading every
 //! wall back, which is what the launcher does each time.
 
+use std::os::unix::net::UnixStream;
+
 use stockade_core::{
     Backend, Boundary, Capabilities, Error, Feature, LimitKind, RootMode, SandboxSpec, Support,
 };
+use stockade_launcher::{LaunchPlan, Workspace};
 
-use super::{NAME, Native};
-use crate::linux::{self, limits};
+use super::{NAME, Native, no_pipe, plan};
+use crate::linux::{self, limits, running};
 
 const BOUNDARY: Boundary = Boundary::SharedKernel;
 
@@ -57,21 +60,15 @@ const ABSENT: [(Feature, &str, &str); 7] = [
 ];
 
 pub(super) async fn measure(native: &Native) -> Capabilities {
-    let writable = trial(native, RootMode::CopyOnWrite).await;
-    if writable.is_ok() {
-        return stands(native, Support::full("overlayfs in the user namespace"));
+    let root = trial(native, RootMode::CopyOnWrite).await;
+    if root.is_err()
+        && let Err(error) = trial(native, RootMode::ReadOnly).await
+    {
+        let remedy = error.hint().unwrap_or("see docs/backends/native.md").to_owned();
+        return Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy);
     }
-    match (trial(native, RootMode::ReadOnly).await, writable) {
-        (Ok(()), Err(error)) => {
-            let remedy = "use a kernel that allows overlayfs in user namespaces (5.11 or later)";
-            stands(native, Support::missing(error.message(), remedy))
-        }
-        (Ok(()), Ok(())) => stands(native, Support::full("overlayfs in the user namespace")),
-        (Err(error), _) => {
-            let remedy = error.hint().unwrap_or("see docs/backends/native.md").to_owned();
-            Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
-        }
-    }
+    let workspace = overlay(native).await;
+    stands(native, by_overlay(root), by_overlay(workspace))
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
@@ -83,9 +80,24 @@ async fn trial(native: &Native, root: RootMode) -> Result<(), Error> {
     created.and(destroyed)
 }
 
+/// Likewise with a copy-on-write workspace. Its layers are in memory, so that a trial that is killed
+/// leaves no file; whether a given directory can be a layer is seen when it is mounted.
+async fn overlay(native: &Native) -> Result<(), Error> {
+    let id = linux::trial_id();
+    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+    let plan = LaunchPlan { workspace: Workspace::Trial, ..plan::plan(&id, &admitted, false)? };
+    let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
+    let launched = native.raise(&plan, theirs.into()).await;
+    // Its end ends the agent.
+    drop(ours);
+    running::ended(&launched?.pidfd).await.map_err(no_pipe)
+}
+
 /// The walls stand: what else is there depends on the control groups.
-fn stands(native: &Native, copy_on_write: Support) -> Capabilities {
-    let mut all = Capabilities::none(NAME, BOUNDARY).with(Feature::CopyOnWriteRoot, copy_on_write);
+fn stands(native: &Native, root: Support, workspace: Support) -> Capabilities {
+    let mut all = Capabilities::none(NAME, BOUNDARY)
+        .with(Feature::CopyOnWriteRoot, root)
+        .with(Feature::OverlayWorkspace, workspace);
     for (feature, by) in WALLS {
         all = all.with(feature, Support::full(by));
     }
@@ -96,6 +108,16 @@ fn stands(native: &Native, copy_on_write: Support) -> Capabilities {
         all = all.with(feature, support);
     }
     all
+}
+
+fn by_overlay(tried: Result<(), Error>) -> Support {
+    match tried {
+        Ok(()) => Support::full("overlayfs in the user namespace"),
+        Err(error) => {
+            let remedy = "use a kernel that allows overlayfs in user namespaces (5.11 or later)";
+            Support::missing(linux::reason(&error), error.hint().unwrap_or(remedy))
+        }
+    }
 }
 
 /// Where no control group counts them, the user namespace does.
@@ -111,7 +133,7 @@ fn processes() -> Support {
 
 fn disk() -> Support {
     Support::partial(
-        "sized file systems for private places; for a local workspace RLIMIT_FSIZE and adding up \
+        "sized file systems for private places; for a workspace on disk RLIMIT_FSIZE and adding up \
          its files every 250 ms",
         "a file that was deleted while it is open does not count, nor what is written between two looks",
         "use --read-only, or keep it as far as it goes with --without disk-limit",

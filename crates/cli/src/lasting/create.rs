@@ -2,13 +2,14 @@
 
 use clap::Args;
 use serde_json::json;
-use stockade_core::{Command, Error, ErrorCode, Result, SandboxSpec, Span};
+use stockade_core::{Command, Error, ErrorCode, Result, SandboxSpec, Span, WorkspaceId};
 
 use super::launch::launch;
-use super::message::Order;
+use super::message::{Order, Ready};
 use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::printer::Printer;
+use crate::views::{self, Wanted};
 
 /// What to make and how long it lives.
 #[derive(Debug, Args)]
@@ -33,32 +34,67 @@ pub struct LifeArgs {
 
 /// Makes the sandbox and prints its id.
 pub async fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
-    let workspace = args.spec.workspace()?;
-    let settings = Settings::load(Some(&workspace), printer)?;
-    let spec = args.spec.spec(workspace, &settings)?;
+    let wanted = args.spec.wanted()?;
+    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
+    let spec = args.spec.spec(&wanted, &settings)?;
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
-    let ready = launch(Order { spec, idle, lifetime, command: None }, printer).await?;
+    let order = Order { spec, idle, lifetime, command: None, workspace: None };
+    let (ready, workspace) = build(order, &wanted, &settings, printer).await?;
     if printer.is_json() {
-        printer.json(&json!({ "sandbox": ready.id, "idle": idle, "lifetime": lifetime }));
+        printer.json(&json!({
+            "sandbox": ready.id, "idle": idle, "lifetime": lifetime, "workspace": workspace,
+        }));
     } else {
         printer.data(&format!("{}\n", ready.id));
     }
     Ok(0)
 }
 
+/// Makes the workspace, if one has to be, and then the sandbox. If that fails neither is left.
+async fn build(
+    mut order: Order,
+    wanted: &Wanted,
+    settings: &Settings,
+    printer: &Printer,
+) -> Result<(Ready, Option<WorkspaceId>)> {
+    let view = views::ahead(wanted, &mut order.spec, settings, printer).await?;
+    let workspace = view.as_ref().map(|view| view.id().clone());
+    order.workspace.clone_from(&workspace);
+    match launch(order, printer).await {
+        Ok(ready) => {
+            if let (Some(id), false) = (&workspace, printer.is_json()) {
+                printer.note(&format!("changes are kept apart in workspace {id}"));
+            }
+            Ok((ready, workspace))
+        }
+        Err(error) => {
+            if let Some(view) = view {
+                view.give_back().await?;
+            }
+            Err(error)
+        }
+    }
+}
+
 /// Runs a command in a sandbox that ends with it, and does not wait for that.
-pub async fn detached(spec: SandboxSpec, command: Command, printer: &Printer) -> Result<i32> {
+pub async fn detached(
+    spec: SandboxSpec,
+    command: Command,
+    wanted: &Wanted,
+    settings: &Settings,
+    printer: &Printer,
+) -> Result<i32> {
     if command.stdin != stockade_core::Stdin::None {
         let message = "--detach leaves nobody to type: it excludes -i and -t";
         return Err(Error::new(ErrorCode::Invalid, "run", message)
             .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
     }
-    let order = Order { spec, idle: None, lifetime: None, command: Some(command) };
-    let ready = launch(order, printer).await?;
+    let order = Order { spec, idle: None, lifetime: None, command: Some(command), workspace: None };
+    let (ready, workspace) = build(order, wanted, settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {
-            printer.json(&json!({ "sandbox": ready.id, "job": ready.job }));
+            printer.json(&json!({ "sandbox": ready.id, "job": ready.job, "workspace": workspace }));
         }
         Some(job) => printer.data(&format!("{} {job}\n", ready.id)),
         None => printer.data(&format!("{}\n", ready.id)),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use stockade_core::{
     Command, Entry, JobId, Outcome, SandboxId, SandboxPath, SandboxSpec, Span, StreamId,
-    TerminalSize,
+    TerminalSize, WorkspaceId,
 };
 use stockade_engine::Timestamp;
 
@@ -126,6 +126,8 @@ pub struct Order {
     pub lifetime: Option<Span>,
     /// A program to start at once; the sandbox ends with it.
     pub command: Option<Command>,
+    /// The workspace that was made for it, to be given back at its end.
+    pub workspace: Option<WorkspaceId>,
 }
 
 /// What a supervisor says on its standard output, once.

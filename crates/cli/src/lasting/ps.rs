@@ -181,7 +181,7 @@ fn command_line(pid: u32) -> Option<String> {
 }
 
 /// In the largest unit that leaves a whole number.
-fn age(seconds: u64) -> String {
+pub fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m", seconds / 60),

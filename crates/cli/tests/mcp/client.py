@@ -166,21 +166,67 @@ async def everyday(server):
 
 
 async def transaction(server):
-    """Changes stay apart until they are applied."""
+    """Changes stay apart until they are applied, and a person says so."""
     Path("kept.txt").write_text("old\n")
-    async with server.client("--overlay") as client:
+    questions = []
+
+    async def person(context, params):
+        questions.append(params.message)
+        return types.ElicitResult(action="accept", content={"allow": True})
+
+    async with server.client("--overlay", elicitation_callback=person) as client:
         await call(client, "write_file", path="kept.txt", content="new\n")
         await call(client, "write_file", path=".git/hooks/post-checkout", content="#!/bin/sh\n")
         assert await bash(client, "cat kept.txt; echo made > made.txt") == "new\n"
         assert Path("kept.txt").read_text() == "old\n"
         assert not Path("made.txt").exists()
-        diff = json.dumps(await call(client, "workspace_diff"))
+        diff = await call(client, "workspace_diff", patch=True)
+        assert "-old\n+new\n" in diff["patch"], diff
         for path in ("kept.txt", "made.txt", "post-checkout"):
-            assert path in diff, diff
-        await call(client, "workspace_apply")
+            assert path in json.dumps(diff), diff
+
+        job = (await call(client, "bash", action="start", command="sleep 98765"))["jobId"]
+        assert job in await refused(client, "workspace_apply")
+        await call(client, "bash", action="stop", job_id=job)
+        done = await call(client, "workspace_apply")
+        assert "kept.txt" in questions[0], questions
+        assert ".git/hooks/post-checkout" in done["held"], done
         assert Path("kept.txt").read_text() == "new\n"
         assert Path("made.txt").read_text() == "made\n"
         assert not Path(".git/hooks/post-checkout").exists()
+
+        # And on: what comes now is compared with what was applied.
+        assert await bash(client, "cat kept.txt; echo newer > kept.txt") == "new\n"
+        changes = (await call(client, "workspace_diff"))["changes"]
+        assert [change["path"] for change in changes] == ["kept.txt"], changes
+        Path("kept.txt").write_text("meanwhile\n")
+        assert "kept.txt" in await refused(client, "workspace_apply")
+        assert Path("kept.txt").read_text() == "meanwhile\n"
+
+    async with server.client("--overlay") as client:
+        await bash(client, "echo unasked > unasked.txt")
+        assert "[approval]" in await refused(client, "workspace_apply")
+        assert not Path("unasked.txt").exists()
+
+
+async def five(server):
+    """Five sandboxes at once over one directory, each with changes of its own."""
+    Path("common.txt").write_text("common\n")
+    diffs = {}
+
+    async def work(client, number):
+        room = {"sandbox_id": (await call(client, "sandbox_create"))["sandboxId"]}
+        line = f"cat common.txt; echo {number} > common.txt; echo > only{number}"
+        assert await bash(client, line, **room) == "common\n"
+        changes = (await call(client, "workspace_diff", **room))["changes"]
+        diffs[number] = {change["path"] for change in changes}
+
+    async with server.client("--overlay") as client, anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(work, client, number)
+    assert diffs == {number: {"common.txt", f"only{number}"} for number in range(5)}, diffs
+    assert sorted(os.listdir()) == ["common.txt"]
+    assert Path("common.txt").read_text() == "common\n"
 
 
 async def cancelled(server):
@@ -399,7 +445,9 @@ async def idle(server):
             assert time.monotonic() - began >= 0.5
 
 
-SCENARIOS = [everyday, transaction, cancelled, asked, allowed, told, picture, apart, guarded, idle]
+SCENARIOS = [
+    everyday, transaction, five, cancelled, asked, allowed, told, picture, apart, guarded, idle
+]  # fmt: skip
 
 if __name__ == "__main__":
     wanted, program, transport, mode = sys.argv[1:]

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use stockade_core::{
     BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, TenantName, Workspace,
+    WorkspaceId,
 };
 
 /// One thing that happened.
@@ -93,6 +94,22 @@ pub enum Event {
         /// What was known about it. Never holds environment values, input or content (C-41).
         facts: String,
     },
+    /// A workspace was handed out.
+    WorkspaceAcquired {
+        /// Its id.
+        workspace: WorkspaceId,
+        /// Its kind, as its manifest writes it.
+        workspace_kind: String,
+        /// Whom it is for.
+        tenant: TenantName,
+        /// The directory it is about, or the repository without what proves who asks (C-41).
+        root: String,
+    },
+    /// A workspace was given back.
+    WorkspaceReleased {
+        /// Its id.
+        workspace: WorkspaceId,
+    },
     /// The journal goes on in a new file: always the first record of one, and nowhere else.
     Rotated {
         /// The number of the file that was finished.
@@ -109,6 +126,8 @@ impl Event {
             Self::Created { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -120,7 +139,11 @@ impl Event {
             | Self::Created { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
-            Self::Stopped { .. } | Self::Refused { .. } | Self::Rotated { .. } => None,
+            Self::Stopped { .. }
+            | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
         }
     }
 
@@ -130,8 +153,12 @@ impl Event {
             Self::Started { tenant, .. }
             | Self::Created { tenant, .. }
             | Self::Decided { tenant, .. }
+            | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
-            Self::Stopped { .. } | Self::Destroyed { .. } | Self::Rotated { .. } => None,
+            Self::Stopped { .. }
+            | Self::Destroyed { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
         }
     }
 }

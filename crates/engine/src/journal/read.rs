@@ -147,6 +147,8 @@ impl<'a> Jobs<'a> {
             | Event::Destroyed { .. }
             | Event::Decided { job: None, .. }
             | Event::Refused { .. }
+            | Event::WorkspaceAcquired { .. }
+            | Event::WorkspaceReleased { .. }
             | Event::Rotated { .. } => None,
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod identity;
 pub(crate) mod landlock;
 pub(crate) mod layer;
 pub(crate) mod net;
+pub(crate) mod overlay;
 pub(crate) mod parent;
 pub(crate) mod proc;
 pub(crate) mod rlimits;

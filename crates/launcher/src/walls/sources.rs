@@ -8,6 +8,7 @@ use crate::error::{At, Failure, Wall};
 use crate::fs;
 use crate::open::{Sources, name};
 use crate::plan::{LaunchPlan, Workspace};
+use crate::walls::overlay;
 use rustix::io::Errno;
 
 /// Mounts the workspace into the staged root.
@@ -18,22 +19,30 @@ pub(crate) fn workspace(
 ) -> Result<(), Failure> {
     let target = &plan.workspace_target;
     ready(root, target, true, true).at(Wall::Workspace, &name(target))?;
-    match (&plan.workspace, &sources.workspace) {
-        (Workspace::Local { .. }, Some(source)) => fs::attach_in(&source.tree, root, target),
-        (Workspace::Ephemeral { bytes }, _) => {
-            let attributes = if plan.read_only { fs::READ_ONLY } else { fs::WRITABLE };
-            fs::tmpfs(*bytes, "0755", attributes).and_then(|tree| fs::attach_in(tree, root, target))
+    let attach =
+        |tree: &OwnedFd| fs::attach_in(tree, root, target).at(Wall::Workspace, &name(target));
+    match (&plan.workspace, &sources.workspace, &sources.layers) {
+        (Workspace::Local { .. }, Some(source), _) => attach(&source.tree),
+        (Workspace::Overlay { .. }, _, Some(layers)) => {
+            attach(&overlay::mount(layers, plan.read_only)?)
         }
-        (Workspace::Local { .. }, None) => Err(Errno::NOENT),
+        (Workspace::Trial, ..) => attach(&overlay::trial()?),
+        (Workspace::Ephemeral { bytes }, ..) => {
+            let attributes = if plan.read_only { fs::READ_ONLY } else { fs::WRITABLE };
+            let tree = fs::tmpfs(*bytes, "0755", attributes).at(Wall::Workspace, "a tmpfs")?;
+            attach(&tree)
+        }
+        (Workspace::Local { .. } | Workspace::Overlay { .. }, ..) => {
+            Err(Failure::new(Wall::Workspace, Errno::NOENT, name(target)))
+        }
     }
-    .at(Wall::Workspace, &name(target))
 }
 
 /// Mounts the rest, in the plan's order.
 pub(crate) fn mounts(root: &OwnedFd, plan: &LaunchPlan, sources: &Sources) -> Result<(), Failure> {
     for (mount, source) in plan.mounts.iter().zip(&sources.mounts) {
         let target = &mount.target;
-        let make = !(is_local(&plan.workspace) && target.starts_with(&plan.workspace_target));
+        let make = !(is_kept(&plan.workspace) && target.starts_with(&plan.workspace_target));
         let mounted = ready(root, target, source.directory, make)
             .and_then(|()| fs::attach_in(&source.tree, root, target));
         mounted.map_err(|errno| {
@@ -45,8 +54,12 @@ pub(crate) fn mounts(root: &OwnedFd, plan: &LaunchPlan, sources: &Sources) -> Re
     Ok(())
 }
 
-fn is_local(workspace: &Workspace) -> bool {
-    matches!(workspace, Workspace::Local { .. })
+/// Whether what is made in it outlives the sandbox.
+fn is_kept(workspace: &Workspace) -> bool {
+    match workspace {
+        Workspace::Ephemeral { .. } | Workspace::Trial => false,
+        Workspace::Local { .. } | Workspace::Overlay { .. } => true,
+    }
 }
 
 /// Makes sure of the mount point, and makes none in a workspace that belongs to somebody.

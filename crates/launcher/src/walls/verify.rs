@@ -10,8 +10,8 @@ use rustix::process::{Signal, parent_process_death_signal};
 
 use crate::error::{At, Failure, Wall};
 use crate::ground::{Ground, namespace};
-use crate::plan::LaunchPlan;
-use crate::walls::{landlock, parent, rlimits};
+use crate::plan::{LaunchPlan, Workspace};
+use crate::walls::{landlock, overlay, parent, rlimits};
 use crate::wire::Proof;
 
 /// What the kernel should say.
@@ -158,27 +158,39 @@ fn hostname(plan: &LaunchPlan) -> Result<String, Failure> {
     }
 }
 
-/// Mount points with their options, as the kernel lists them: what lies on top comes last.
-struct Mounts<'a>(Vec<(&'a str, &'a str)>);
+/// Mount points with their options and the kind of their file system, as the kernel lists them: what
+/// lies on top comes last.
+struct Mounts<'a>(Vec<Mounted<'a>>);
+
+struct Mounted<'a> {
+    place: &'a str,
+    options: &'a str,
+    kind: &'a str,
+}
 
 impl<'a> Mounts<'a> {
     fn parse(text: &'a str) -> Mounts<'a> {
         let entry = |line: &'a str| {
-            let mut fields = line.split(' ').skip(4);
-            Some((fields.next()?, fields.next()?))
+            let (mount, file_system) = line.split_once(" - ")?;
+            let mut fields = mount.split(' ').skip(4);
+            let kind = file_system.split(' ').next()?;
+            Some(Mounted { place: fields.next()?, options: fields.next()?, kind })
         };
         Mounts(text.lines().filter_map(entry).collect())
     }
 
     fn has(&self, wall: Wall, place: &Path, option: &str) -> Result<String, Failure> {
-        let (name, escaped) = (place.display(), escape(place));
-        match self.0.iter().rev().find(|(mounted, _)| *mounted == escaped) {
-            Some((_, options)) if options.split(',').any(|o| o == option) => {
-                Ok(format!("{name} {options}"))
-            }
-            Some((_, options)) => missing(wall, format!("{name} is {options}, not {option}")),
-            None => missing(wall, format!("{name} is not mounted")),
+        let (name, options) = (place.display(), self.find(wall, place)?.options);
+        match options.split(',').any(|found| found == option) {
+            true => Ok(format!("{name} {options}")),
+            false => missing(wall, format!("{name} is {options}, not {option}")),
         }
+    }
+
+    fn find(&self, wall: Wall, place: &Path) -> Result<&Mounted<'a>, Failure> {
+        let escaped = escape(place);
+        let found = self.0.iter().rev().find(|mounted| mounted.place == escaped);
+        found.map_or_else(|| missing(wall, format!("{} is not mounted", place.display())), Ok)
     }
 }
 
@@ -204,7 +216,7 @@ fn root(
     mounts: &Mounts<'_>,
 ) -> Result<String, Failure> {
     let deep: Vec<String> = expected.deep.iter().map(|place| escape(place)).collect();
-    for (place, _) in &mounts.0 {
+    for Mounted { place, .. } in &mounts.0 {
         if !expected.mounts.contains(place) && !below_any(&deep, place) {
             return missing(Wall::Root, format!("{place} should not be mounted"));
         }
@@ -222,9 +234,17 @@ fn root(
 }
 
 fn workspace(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
+    let (wall, target) = (Wall::Workspace, plan.workspace_target.as_path());
     let option = if plan.read_only { "ro" } else { "rw" };
-    mounts.has(Wall::Workspace, &plan.workspace_target, "nosuid")?;
-    mounts.has(Wall::Workspace, &plan.workspace_target, option)
+    mounts.has(wall, target, "nosuid")?;
+    let evidence = mounts.has(wall, target, option)?;
+    match &plan.workspace {
+        Workspace::Ephemeral { .. } | Workspace::Local { .. } => Ok(evidence),
+        Workspace::Overlay { .. } | Workspace::Trial => match mounts.find(wall, target)?.kind {
+            overlay::KIND => Ok(format!("{evidence}, an overlay")),
+            kind => missing(wall, format!("{} is a {kind}, not an overlay", target.display())),
+        },
+    }
 }
 
 fn extra(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
@@ -309,7 +329,7 @@ mod tests {
         let mounts = Mounts::parse(text);
         let deep = [escape(Path::new("/usr"))];
         let known = |place: &str| below_any(&deep, place) || place == "/";
-        assert!(mounts.0.iter().all(|(place, _)| known(place)));
+        assert!(mounts.0.iter().all(|mounted| known(mounted.place)));
         assert!(!known("/usrlocal"));
         assert!(!known("/old_root"));
         assert_eq!(escape(Path::new("/a b\\c")), "/a\\040b\\134c");

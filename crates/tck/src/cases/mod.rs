@@ -11,6 +11,7 @@ mod lifecycle;
 mod limits;
 mod network;
 mod output;
+mod overlay;
 mod record;
 mod refusals;
 mod snapshots;
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Case> {
         limits::CASES,
         files::CASES,
         workspace::CASES,
+        overlay::CASES,
         images::CASES,
         snapshots::CASES,
         network::CASES,

@@ -34,6 +34,8 @@ fn recorded(job: &Job) -> Option<&Outcome> {
         | Event::Destroyed { .. }
         | Event::Decided { .. }
         | Event::Refused { .. }
+        | Event::WorkspaceAcquired { .. }
+        | Event::WorkspaceReleased { .. }
         | Event::Rotated { .. } => None,
     }
 }

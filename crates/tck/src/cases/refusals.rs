@@ -2,7 +2,7 @@
 //! remedy, before anything is created (C-01).
 
 use stockade_core::{
-    Bytes, Command, Error, ErrorCode, Feature, Image, Millicores, Mount, Network, RootMode,
+    Bytes, Command, Error, ErrorCode, Feature, Image, Layers, Millicores, Mount, Network, RootMode,
     SandboxSpec, Signal, SnapshotKind, Span, Stdin, TerminalSize, User, Workspace,
 };
 use stockade_engine::{Event, Filter};
@@ -37,6 +37,7 @@ refusals! {
     OciImage "oci-image"
     WasmImage "wasm-image"
     LocalWorkspace "local-workspace"
+    OverlayWorkspace "overlay-workspace"
     EphemeralWorkspace "ephemeral-workspace"
     ReadOnlyWorkspace "read-only-workspace"
     ExtraMounts "extra-mounts"
@@ -102,6 +103,11 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::OciImage => spec.image = Image::Oci(nowhere),
         Feature::WasmImage => spec.image = Image::Wasm(nowhere),
         Feature::LocalWorkspace => spec.workspace = Workspace::Local(nowhere),
+        Feature::OverlayWorkspace => {
+            let layer = |name| host_path(&kit.outside().join(name));
+            let (upper, work) = (layer("upper")?, layer("work")?);
+            spec.workspace = Workspace::Overlay(Layers { lower: nowhere, upper, work });
+        }
         Feature::EphemeralWorkspace => spec.workspace = Workspace::Ephemeral,
         Feature::ReadOnlyWorkspace => spec.read_only = true,
         Feature::ExtraMounts => {

@@ -127,6 +127,9 @@ impl NoWalls {
         };
         let (root, own) = match &admitted.spec().workspace {
             Workspace::Local(path) => (path.as_path().canonicalize().map_err(failed)?, None),
+            Workspace::Overlay(layers) => {
+                (layers.lower.as_path().canonicalize().map_err(failed)?, None)
+            }
             Workspace::Ephemeral => {
                 let own = tempfile::tempdir().map_err(failed)?;
                 (own.path().to_owned(), Some(own))

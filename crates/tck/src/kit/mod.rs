@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_core::{
-    Backend, Capabilities, Command, Feature, HostPath, SandboxSpec, Support, Workspace,
+    Backend, Capabilities, Command, Feature, HostPath, Layers, SandboxSpec, Support, Workspace,
 };
 use stockade_engine::{Engine, EngineConfig, Execution};
 use tempfile::{TempDir, TempPath};
@@ -163,6 +163,25 @@ impl Kit {
             spec.workspace = Workspace::Local(host_path(&own)?);
         }
         Ok(spec)
+    }
+
+    /// Like `spec`, with a copy-on-write view of the workspace; the same layers each time.
+    pub fn spec_overlaid(&self) -> Verdict<SandboxSpec> {
+        let mut spec = self.spec();
+        let layer = |name| -> Verdict<HostPath> {
+            let path = self.layer(name);
+            fs::create_dir_all(&path)?;
+            host_path(&path)
+        };
+        let (upper, work) = (layer("upper")?, layer("work")?);
+        let lower = host_path(&self.workspace())?;
+        spec.workspace = Workspace::Overlay(Layers { lower, upper, work });
+        Ok(spec)
+    }
+
+    /// A layer of that view, by its name.
+    pub fn layer(&self, name: &str) -> PathBuf {
+        self.0.base.path().join("layers").join(name)
     }
 
     /// Starts a command in a sandbox of its own.

@@ -17,6 +17,7 @@ use crate::lasting::fault::WireError;
 use crate::lasting::message::{Order, Ready};
 use crate::lasting::socket::Sockets;
 use crate::registry;
+use crate::views::Taken;
 
 /// Most connections at once.
 const MOST_SESSIONS: usize = 256;
@@ -32,6 +33,8 @@ pub struct Keeper {
     interrupts: tokio::sync::Mutex<Interrupts>,
     /// The program the sandbox was made for: it ends with it.
     first: Option<Watcher>,
+    /// The workspace that was made for the sandbox.
+    view: Option<Taken>,
 }
 
 impl Keeper {
@@ -39,8 +42,9 @@ impl Keeper {
     pub async fn build(order: Order, settings: &Settings) -> Result<Self> {
         let interrupts = Interrupts::listen()?;
         let sockets = Sockets::open(&settings.state_dir()?)?;
+        let view = order.workspace.as_ref().map(|id| Taken::again(id, settings)).transpose()?;
         let engine = registry::engine(settings, &order.spec.backend).await?;
-        let built = Self::furnish(&engine, order, sockets, interrupts).await;
+        let built = Self::furnish(&engine, order, sockets, interrupts, view).await;
         if built.is_err() {
             engine.close().await?;
         }
@@ -52,6 +56,7 @@ impl Keeper {
         order: Order,
         sockets: Sockets,
         interrupts: Interrupts,
+        view: Option<Taken>,
     ) -> Result<Self> {
         let id = engine.create(order.spec).await?;
         let host = Host::new(engine.clone(), id.clone(), order.idle, order.lifetime);
@@ -64,7 +69,7 @@ impl Keeper {
         let accept = accept(Arc::clone(&host), listener, Arc::clone(&sessions));
         let accepting = tokio::spawn(accept).abort_handle();
         let interrupts = tokio::sync::Mutex::new(interrupts);
-        Ok(Self { host, sockets, sessions, accepting, interrupts, first })
+        Ok(Self { host, sockets, sessions, accepting, interrupts, first, view })
     }
 
     /// What was made.
@@ -107,8 +112,12 @@ impl Keeper {
     }
 
     /// Takes everything down, and lets those who are connected hear of it.
-    pub async fn end(&self) {
+    pub async fn end(mut self) {
         let ended = self.host.engine.close().await;
+        if let Some(view) = self.view.take() {
+            // What cannot be given back is listed still.
+            let _ = view.give_back().await;
+        }
         // It stays until nothing else is left, so that whoever comes now waits instead of guessing.
         let _ = self.sockets.remove(&self.host.id);
         self.accepting.abort();

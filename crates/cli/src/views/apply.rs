@@ -1,0 +1,141 @@
+//! `stockade workspace apply`: what was changed becomes real, all of it or nothing.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use stockade_core::{Error, ErrorCode, Result, WorkspaceId};
+use stockade_workspaces::{
+    Application, ApplyOptions, Change, Diff, Hold, TreePath, WorkspaceProvider, Workspaces,
+};
+
+use super::{Handle, off_thread};
+use crate::interrupts::Interrupts;
+use crate::printer::Printer;
+
+const APPLY: &str = "apply";
+/// The answer is no: something changed underneath.
+const CONFLICT: i32 = 1;
+
+/// Which one, and what of it.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// The workspace; the beginning of its id is enough.
+    #[arg(value_name = "ID")]
+    id: Handle,
+    /// Apply this path although it is held back, with everything in it; may be given several times.
+    #[arg(long, value_name = "PATH")]
+    include: Vec<TreePath>,
+    /// Apply to this directory instead of the one the workspace was made from.
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
+    /// Also while a sandbox has the workspace.
+    #[arg(long)]
+    force: bool,
+}
+
+/// What an attempt came to.
+pub struct Done {
+    pub id: WorkspaceId,
+    pub diff: Diff,
+    pub application: Application,
+}
+
+/// Applies it; answers 1 if there are conflicts.
+pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
+    // Cut off, it would be undone by the next command only: it is short, so it is seen through.
+    let _held_off = Interrupts::listen()?;
+    let id = args.id.find(&workspaces, APPLY)?;
+    let claim = if args.force { None } else { Some(claim(&workspaces, &id, APPLY)?) };
+    if claim.is_some() {
+        // Nobody has it: what is left of it after this is for its changes alone.
+        workspaces.release(&id).await?;
+        if workspaces.get(&id).is_err() {
+            printer.note("nothing was changed");
+            return Ok(0);
+        }
+    }
+    let options = ApplyOptions { include: args.include, to: args.to };
+    let applying = attempt(workspaces, id, options);
+    let done = printer.patiently("applying what was changed", applying).await?;
+    drop(claim);
+    Ok(tell(&done, printer))
+}
+
+/// The right to a workspace that no sandbox has.
+pub fn claim(workspaces: &Workspaces, id: &WorkspaceId, operation: &'static str) -> Result<Hold> {
+    workspaces.claim(id)?.ok_or_else(|| {
+        let message = format!("a sandbox has workspace {id}");
+        Error::new(ErrorCode::Denied, operation, message)
+            .remedy("end it first (`stockade ps`, `stockade kill`), or say --force")
+    })
+}
+
+/// Applies; what is told later is looked at before.
+pub async fn attempt(
+    workspaces: Workspaces,
+    id: WorkspaceId,
+    options: ApplyOptions,
+) -> Result<Done> {
+    off_thread(move || {
+        let diff = workspaces.diff(&id)?;
+        let application = workspaces.apply(&id, &options)?;
+        Ok(Done { id, diff, application })
+    })
+    .await
+}
+
+/// Says what became of it; answers the exit code.
+pub fn tell(done: &Done, printer: &Printer) -> i32 {
+    let code = match done.application {
+        Application::Applied(_) => 0,
+        Application::Conflict { .. } => CONFLICT,
+    };
+    if printer.is_json() {
+        printer.json(&done.application);
+        return code;
+    }
+    match &done.application {
+        Application::Applied(applied) => {
+            let count = applied.applied.len();
+            printer.note(&format!("applied {}", counted(count, "change")));
+            held(done, &applied.held, printer);
+        }
+        Application::Conflict { conflicts } => {
+            conflicts.iter().for_each(|one| printer.note(&format!("conflict: {one}")));
+            printer.note(
+                "nothing was applied (remedy: bring these paths back to what they were, or apply \
+                 elsewhere with --to DIR)",
+            );
+        }
+    }
+    code
+}
+
+fn held(done: &Done, paths: &[TreePath], printer: &Printer) {
+    if paths.is_empty() {
+        return;
+    }
+    for change in paths.iter().filter_map(|path| done.diff.at(path)) {
+        printer.note(&held_line(change));
+    }
+    let (id, what) = (&done.id, counted(paths.len(), "change"));
+    printer.note(&format!(
+        "{what} held back; `stockade workspace apply {id} --include PATH` lets one through, \
+         `stockade workspace discard {id}` drops the rest"
+    ));
+}
+
+fn held_line(change: &Change) -> String {
+    match &change.held {
+        Some(why) if !why.can_be_named() => format!("never applied: {}: {why}", change.path),
+        Some(why) => format!("held back: {}: {why}", change.path),
+        None => format!("held back: {}", change.path),
+    }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        many => format!("{many} {what}s"),
+    }
+}

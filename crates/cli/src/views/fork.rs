@@ -1,0 +1,32 @@
+//! `stockade workspace fork`: a second workspace that begins where one stands.
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::Result;
+use stockade_workspaces::Workspaces;
+
+use super::{Handle, off_thread};
+use crate::printer::Printer;
+
+/// Which to fork.
+#[derive(Debug, Args)]
+pub struct ForkArgs {
+    /// The workspace; the beginning of its id is enough.
+    #[arg(value_name = "ID")]
+    id: Handle,
+}
+
+/// Makes the second one and prints its id.
+pub async fn fork(args: ForkArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
+    let copying = off_thread(move || {
+        let id = args.id.find(&workspaces, "fork")?;
+        workspaces.fork(&id)
+    });
+    let fork = printer.patiently("copying what was changed", copying).await?;
+    if printer.is_json() {
+        printer.json(&json!({ "workspace": fork }));
+    } else {
+        printer.data(&format!("{}\n", fork.id));
+    }
+    Ok(0)
+}

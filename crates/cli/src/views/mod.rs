@@ -1,0 +1,77 @@
+//! Workspaces whose changes are kept apart: taken for a command, looked at, applied or discarded.
+//!
+//! Decides nothing about files: what was changed, what is held back and what is in conflict is for the
+//! library of workspaces to say.
+
+mod apply;
+mod diff;
+mod discard;
+mod fork;
+mod handle;
+mod ls;
+pub mod review;
+mod taken;
+mod wanted;
+
+use clap::{Args, Subcommand};
+use stockade_core::{Error, ErrorCode, Result};
+use stockade_workspaces::Workspaces;
+
+pub use handle::Handle;
+pub use taken::{Settled, Summary, Taken, ahead, source, take};
+pub use wanted::{GitArg, Wanted};
+
+use crate::config::Settings;
+use crate::printer::Printer;
+
+/// What to do with changes that were kept apart.
+#[derive(Debug, Args)]
+pub struct WorkspaceArgs {
+    #[command(subcommand)]
+    verb: WorkspaceVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum WorkspaceVerb {
+    /// List the workspaces whose changes are kept apart.
+    Ls(ls::LsArgs),
+    /// Show what was changed in one.
+    Diff(diff::DiffArgs),
+    /// Put what was changed into the directory it was made from: all of it, or nothing.
+    ///
+    /// What would make a program of yours run code later is held back unless it is named: hooks,
+    /// settings of editors and agents, files of CI, and more.
+    Apply(apply::ApplyArgs),
+    /// Throw away what was changed.
+    Discard(discard::DiscardArgs),
+    /// Make a second one that begins where this one stands, and print its id.
+    Fork(fork::ForkArgs),
+}
+
+/// Does what is asked; answers the exit code.
+pub async fn workspace(args: WorkspaceArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let workspaces = open(&settings)?;
+    match args.verb {
+        WorkspaceVerb::Ls(args) => ls::ls(&args, workspaces, printer).await,
+        WorkspaceVerb::Diff(args) => diff::diff(args, workspaces, printer).await,
+        WorkspaceVerb::Apply(args) => apply::apply(args, workspaces, printer).await,
+        WorkspaceVerb::Discard(args) => discard::discard(args, workspaces, printer).await,
+        WorkspaceVerb::Fork(args) => fork::fork(args, workspaces, printer).await,
+    }
+}
+
+/// The workspaces of this user. Whatever a process that died left half done is whole again.
+pub fn open(settings: &Settings) -> Result<Workspaces> {
+    Workspaces::open(settings.state_dir()?, settings.engine()?.journal)
+}
+
+/// Runs what blocks on the disk where it holds nobody up.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        let message = "the work on the workspace was cut off";
+        Err(Error::new(ErrorCode::System, "workspace", message).source(error))
+    })
+}

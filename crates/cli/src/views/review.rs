@@ -1,0 +1,132 @@
+//! `--review`: shows what a command has changed, and asks whether to apply it. Without an answer nothing
+//! is applied, and nothing is lost.
+
+use std::io::{BufRead, Write};
+
+use rustix::stdio::{stderr, stdin};
+use rustix::termios::isatty;
+use stockade_core::{Error, ErrorCode, Result};
+use stockade_workspaces::{ApplyOptions, Diff};
+use tokio::sync::oneshot;
+
+use super::apply::{attempt, tell};
+use super::diff::painted;
+use super::off_thread;
+use super::taken::Settled;
+use crate::interrupts::Interrupts;
+use crate::printer::Printer;
+
+/// What a person may answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// What is not held back.
+    Yes,
+    /// That, and what is held back.
+    Held,
+    /// Nothing.
+    No,
+}
+
+/// Refuses where there is nobody to ask.
+pub fn require(printer: &Printer) -> Result<()> {
+    if !printer.is_json() && isatty(stdin()) && isatty(stderr()) {
+        return Ok(());
+    }
+    let message = "--review asks a person, and there is no terminal to ask on";
+    Err(Error::new(ErrorCode::Invalid, "run", message).remedy(
+        "use --overlay, then `stockade workspace diff ID` and `stockade workspace apply ID`",
+    ))
+}
+
+/// Shows what was changed and asks; answers the exit code if that is not the command's own.
+pub async fn review(
+    settled: Settled,
+    interrupts: &mut Interrupts,
+    printer: &Printer,
+) -> Result<Option<i32>> {
+    if settled.diff.is_empty() {
+        settled.tell(printer);
+        return Ok(None);
+    }
+    let (from, id) = (settled.workspaces.clone(), settled.workspace.id.clone());
+    let patch = off_thread(move || from.patch(&id)).await?;
+    printer.show(&painted(&patch, printer));
+    let held = settled.diff.held().count();
+    let include = match ask(held, interrupts, printer).await {
+        Answer::No => {
+            settled.tell(printer);
+            return Ok(None);
+        }
+        Answer::Yes => Vec::new(),
+        Answer::Held => nameable(&settled.diff),
+    };
+    let options = ApplyOptions { include, to: None };
+    let done = attempt(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
+    Ok(Some(tell(&done, printer)).filter(|code| *code != 0))
+}
+
+fn nameable(diff: &Diff) -> Vec<stockade_workspaces::TreePath> {
+    let named = |change: &&stockade_workspaces::Change| {
+        change.held.as_ref().is_some_and(|why| why.can_be_named())
+    };
+    diff.held().filter(named).map(|change| change.path.clone()).collect()
+}
+
+async fn ask(held: usize, interrupts: &mut Interrupts, printer: &Printer) -> Answer {
+    let question = match held {
+        0 => "apply these changes? [y/N] ".to_owned(),
+        held => format!("apply these changes? {held} held back unless you say `held` [y/N/held] "),
+    };
+    printer.show(&question);
+    tokio::select! {
+        line = line() => line.map_or(Answer::No, |line| answer(&line, held)),
+        _ = interrupts.next() => {
+            printer.show("\n");
+            Answer::No
+        }
+    }
+}
+
+fn answer(line: &str, held: usize) -> Answer {
+    match line.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Answer::Yes,
+        "held" if held > 0 => Answer::Held,
+        _ => Answer::No,
+    }
+}
+
+/// One line of standard input, read by a thread that is never joined: nobody may ever type it.
+async fn line() -> Option<String> {
+    let (sender, receiver) = oneshot::channel();
+    let reader = std::thread::Builder::new().name("answer".into()).spawn(move || {
+        let mut line = String::new();
+        let read = std::io::stdin().lock().read_line(&mut line);
+        let _ = sender.send(read.is_ok().then_some(line));
+    });
+    reader.ok()?;
+    receiver.await.ok().flatten()
+}
+
+/// For people: what is shown between two answers goes where the questions go.
+impl Printer {
+    fn show(&self, text: &str) {
+        let mut out = std::io::stderr();
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_yes_is_one() {
+        for yes in ["y\n", "Y\n", " yes \n"] {
+            assert_eq!(answer(yes, 0), Answer::Yes, "{yes:?}");
+        }
+        for no in ["", "\n", "n\n", "yess\n", "held\n", "all\n"] {
+            assert_eq!(answer(no, 0), Answer::No, "{no:?}");
+        }
+        assert_eq!(answer("held\n", 2), Answer::Held);
+    }
+}

@@ -1,0 +1,145 @@
+//! Does the steps, each with a look at what came out: an editor may have saved the file in between.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::intent::{Act, Action, Identity, Intent};
+use super::{Conflict, ConflictReason};
+use crate::fault::{Outcome, Step};
+use crate::path::TreePath;
+use crate::remove::chmod;
+use crate::tree::Tree;
+
+/// How it went.
+pub(super) enum Acted {
+    Done,
+    /// Something was not what it had been; the steps so far are to be undone.
+    Conflict(Vec<Conflict>),
+}
+
+/// Does every step. A failure leaves the rest undone and what was done to be undone.
+pub(super) fn act(target: &Tree, intent: &Intent) -> Outcome<Acted> {
+    let stage = open_stage(target, intent)?;
+    let mut parents = std::collections::BTreeSet::new();
+    for action in &intent.steps {
+        if let Some(reason) = perform(target, &stage, action)? {
+            let conflict = Conflict { path: action.path.clone(), reason };
+            return Ok(Acted::Conflict(vec![conflict]));
+        }
+        parents.extend(action.path.split().map(|(parent, _)| parent));
+    }
+    flush(target, &stage, &parents)?;
+    Ok(Acted::Done)
+}
+
+pub(super) fn open_stage(target: &Tree, intent: &Intent) -> Outcome<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = intent.stage.as_str();
+    rustix::fs::openat(target, name, flags, Mode::empty()).step("open", name)
+}
+
+fn perform(target: &Tree, stage: &OwnedFd, action: &Action) -> Outcome<Option<ConflictReason>> {
+    let path = &action.path;
+    match &action.act {
+        Act::Mode { of, after, .. } => set_mode(target, path, *of, *after),
+        Act::Place { .. } => {
+            let moved = rename(stage, &action.slot, target, path, RenameFlags::NOREPLACE, Way::Out);
+            found(moved, path, ConflictReason::AppearedSince)
+        }
+        Act::Take { old } => {
+            let moved = rename(stage, &action.slot, target, path, RenameFlags::NOREPLACE, Way::In);
+            let lost = found(moved, path, ConflictReason::Gone)?;
+            lost.map_or_else(|| expect(stage, action, old), |reason| Ok(Some(reason)))
+        }
+        Act::Swap { old, .. } => {
+            let moved = rename(stage, &action.slot, target, path, RenameFlags::EXCHANGE, Way::Out);
+            let lost = found(moved, path, ConflictReason::Gone)?;
+            lost.map_or_else(|| expect(stage, action, old), |reason| Ok(Some(reason)))
+        }
+    }
+}
+
+/// Which way a rename goes.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    /// Into the stage.
+    In,
+    /// Out of the stage.
+    Out,
+}
+
+/// One rename between the stage and the tree.
+pub(super) fn rename(
+    stage: &OwnedFd,
+    slot: &str,
+    target: &Tree,
+    path: &TreePath,
+    flags: RenameFlags,
+    way: Way,
+) -> rustix::io::Result<()> {
+    let (dir, name) = target.place(path)?;
+    match way {
+        Way::In => rustix::fs::renameat_with(&dir, name, stage, slot, flags),
+        Way::Out => rustix::fs::renameat_with(stage, slot, &dir, name, flags),
+    }
+}
+
+/// What a rename that was not made tells about the tree.
+fn found(
+    moved: rustix::io::Result<()>,
+    path: &TreePath,
+    otherwise: ConflictReason,
+) -> Outcome<Option<ConflictReason>> {
+    match moved {
+        Ok(()) => Ok(None),
+        Err(Errno::NOENT | Errno::EXIST) => Ok(Some(otherwise)),
+        Err(Errno::NOTDIR | Errno::LOOP) => Ok(Some(ConflictReason::NoDirectory)),
+        Err(errno) => Err(errno).step("change", path),
+    }
+}
+
+/// Whether what came out of the tree is what was to be replaced.
+fn expect(stage: &OwnedFd, action: &Action, old: &Identity) -> Outcome<Option<ConflictReason>> {
+    let out = rustix::fs::statat(stage, action.slot.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+    let out = Identity::of(&out.step("look at", &action.path)?);
+    Ok((out != *old).then_some(ConflictReason::ChangedSince))
+}
+
+/// Sets the mode of a directory that is the one meant.
+pub(super) fn set_mode(
+    target: &Tree,
+    path: &TreePath,
+    of: u64,
+    mode: u32,
+) -> Outcome<Option<ConflictReason>> {
+    let fd = match target.look(path) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Some(ConflictReason::Gone)),
+        opened => opened.step("open", path)?,
+    };
+    if rustix::fs::fstat(&fd).step("look at", path)?.st_ino != of {
+        return Ok(Some(ConflictReason::ChangedSince));
+    }
+    chmod(&fd, mode).step("set the mode of", path)?;
+    Ok(None)
+}
+
+/// Makes the new names survive a power loss before it is written down that they are there.
+fn flush(
+    target: &Tree,
+    stage: &OwnedFd,
+    parents: &std::collections::BTreeSet<TreePath>,
+) -> Outcome<()> {
+    if parents.len() > 64 {
+        return rustix::fs::syncfs(stage).step("write", target.path().display());
+    }
+    for parent in parents {
+        match target.dir(parent) {
+            Ok(dir) => rustix::fs::fsync(dir).step("write", target.name(parent))?,
+            // Somebody moved it meanwhile, or it was closed in the last step.
+            Err(_) => rustix::fs::syncfs(stage).step("write", target.name(parent))?,
+        }
+    }
+    rustix::fs::fsync(stage).step("write", target.path().display())
+}

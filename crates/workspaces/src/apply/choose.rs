@@ -1,0 +1,38 @@
+//! Which changes are applied: all that are not held back, and those that were named.
+
+use crate::diff::{Change, ChangeKind, Diff};
+use crate::fault::{Fault, Outcome};
+use crate::path::TreePath;
+
+/// The changes to apply, and the paths of the others.
+pub(super) struct Chosen<'a> {
+    pub(super) wanted: Vec<&'a Change>,
+    pub(super) held: Vec<TreePath>,
+}
+
+/// Chooses. A name that stands for no change is refused, since it may be a slip.
+pub(super) fn choose<'a>(diff: &'a Diff, include: &[TreePath]) -> Outcome<Chosen<'a>> {
+    if let Some(idle) = include.iter().find(|path| !stands_for_something(diff, path)) {
+        return Err(Fault::Refused {
+            path: idle.to_string(),
+            problem: "is named, but nothing changed there",
+            remedy: "name paths as `workspace diff` lists them",
+        });
+    }
+    let (wanted, held): (Vec<_>, Vec<_>) =
+        diff.changes.iter().partition(|change| is_wanted(change, include));
+    Ok(Chosen { wanted, held: held.iter().map(|change| change.path.clone()).collect() })
+}
+
+fn stands_for_something(diff: &Diff, path: &TreePath) -> bool {
+    !path.is_root() && diff.changes.iter().any(|change| change.path.is_within(path))
+}
+
+fn is_wanted(change: &Change, include: &[TreePath]) -> bool {
+    let Some(why) = &change.held else { return true };
+    let named = include.iter().any(|path| change.path.is_within(path));
+    // What is named needs the new directories above it.
+    let fresh = matches!(change.kind, ChangeKind::Added | ChangeKind::TypeChanged);
+    let above = fresh && include.iter().any(|path| path.is_within(&change.path));
+    why.can_be_named() && (named || above)
+}

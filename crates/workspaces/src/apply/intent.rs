@@ -1,0 +1,143 @@
+//! What an `apply` is about to do, on disk before it is done, so that whoever comes after a kill can
+//! finish or undo it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Stat;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Stamp;
+use crate::fault::{Fault, Outcome, Step};
+use crate::path::TreePath;
+use crate::tree::{NodeKind, Tree};
+
+/// One `apply`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Intent {
+    /// The tree that is changed.
+    pub(super) target: PathBuf,
+    /// Which directory that was: its device and number.
+    pub(super) root: (u64, u64),
+    /// The directory in it that holds new contents before and old ones after.
+    pub(super) stage: String,
+    pub(super) phase: Phase,
+    /// In the order they are done; undone the other way round.
+    pub(super) steps: Vec<Action>,
+}
+
+/// How far it got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Phase {
+    /// Nothing in the tree has changed.
+    Staging,
+    /// Some of the steps may be done. They will be undone.
+    Acting,
+    /// All of them are done. What they replaced can go.
+    Committed,
+}
+
+/// One step. Each is a single call of the kernel, and what is in the stage tells whether it was made.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Action {
+    /// The name in the stage.
+    pub(super) slot: String,
+    pub(super) path: TreePath,
+    pub(super) act: Act,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) enum Act {
+    /// From the stage into the tree, where nothing is. Done if the stage no longer has it.
+    Place { new: u64 },
+    /// From the tree into the stage. Done if the stage has it.
+    Take { old: Identity },
+    /// Both at once. Done if the stage has something else than the new one.
+    Swap { new: u64, old: Identity },
+    /// A directory's mode.
+    Mode { of: u64, before: u32, after: u32 },
+}
+
+/// What something was before, told by what a rename does not change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Identity {
+    pub(super) ino: u64,
+    pub(super) kind: NodeKind,
+    pub(super) mode: u32,
+    size: u64,
+    modified: Stamp,
+}
+
+impl Identity {
+    pub(super) fn of(stat: &Stat) -> Self {
+        Self {
+            ino: stat.st_ino,
+            kind: NodeKind::of(stat),
+            mode: stat.st_mode & 0o7777,
+            size: stat.st_size as u64,
+            modified: Stamp::modified(stat),
+        }
+    }
+}
+
+pub(super) fn root_of(tree: &Tree) -> Outcome<(u64, u64)> {
+    let stat = rustix::fs::fstat(tree).step("look at", tree.path().display())?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Where the intent of one workspace is written: a file that appears and changes whole or not at all.
+#[derive(Debug)]
+pub(crate) struct Ledger(PathBuf);
+
+impl Ledger {
+    pub(crate) fn new(dir: &Path) -> Self {
+        Self(dir.join("intent.json"))
+    }
+
+    pub(crate) fn read(&self) -> Outcome<Option<Intent>> {
+        let bytes = match std::fs::read(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.step("read", self.0.display())?,
+        };
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| Fault::Damaged {
+            path: self.0.display().to_string(),
+            problem: error.to_string(),
+        })
+    }
+
+    pub(super) fn write(&self, intent: &Intent) -> Outcome<()> {
+        write_whole(&self.0, intent)
+    }
+
+    pub(super) fn clear(&self) -> Outcome<()> {
+        match std::fs::remove_file(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.step("remove", self.0.display()),
+        }
+    }
+}
+
+/// Writes a file so that it is there whole or not at all, also after a power loss.
+pub(crate) fn write_whole(path: &Path, value: &impl Serialize) -> Outcome<()> {
+    let draft = path.with_extension("draft");
+    let written = serde_json::to_vec(value).map_err(io::Error::from).and_then(|json| {
+        let mut file = File::create(&draft)?;
+        file.write_all(&json)?;
+        file.sync_data()?;
+        std::fs::rename(&draft, path)?;
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    });
+    written.step("write", path.display())
+}
+
+/// Writes down that everything is done.
+pub(super) fn commit(intent: &mut Intent, ledger: &Ledger) -> Outcome<()> {
+    intent.phase = Phase::Committed;
+    ledger.write(intent)
+}

@@ -1,0 +1,216 @@
+//! Prepares new contents beside the tree they will go into, on its own file system, and writes down
+//! the steps.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::io::Errno;
+
+use super::check::Todo;
+use super::intent::{Act, Action, Identity, Intent, Ledger, Phase, root_of};
+use super::{Trees, recover};
+use crate::content;
+use crate::diff::{Change, ChangeKind};
+use crate::fault::{Outcome, Step};
+use crate::tree::NodeKind;
+
+/// Above this many files one flush of the whole file system is cheaper than one for each.
+const FEW: usize = 64;
+
+struct Stage<'a> {
+    trees: &'a Trees<'a>,
+    dir: OwnedFd,
+    steps: Vec<Action>,
+    /// Modes that close a directory to its owner come last.
+    last: Vec<Action>,
+    exchange: bool,
+    flush_each: bool,
+    next: usize,
+}
+
+/// Stages everything. When this returns, the steps are on disk and none is done.
+pub(super) fn stage(trees: &Trees<'_>, todo: &[Todo<'_>], ledger: &Ledger) -> Outcome<Intent> {
+    let mut intent = Intent {
+        target: trees.target.path().to_owned(),
+        root: root_of(trees.target)?,
+        stage: stockade_engine::draft_name("stockade-apply"),
+        phase: Phase::Staging,
+        steps: Vec::new(),
+    };
+    ledger.write(&intent)?;
+    match fill(trees, todo, &intent.stage) {
+        Ok(steps) => intent.steps = steps,
+        Err(fault) => {
+            recover::clear(trees.target, &intent, ledger)?;
+            return Err(fault);
+        }
+    }
+    intent.phase = Phase::Acting;
+    ledger.write(&intent)?;
+    Ok(intent)
+}
+
+fn fill(trees: &Trees<'_>, todo: &[Todo<'_>], name: &str) -> Outcome<Vec<Action>> {
+    rustix::fs::mkdirat(trees.target, name, Mode::from_raw_mode(0o700)).step("make", name)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(trees.target, name, flags, Mode::empty()).step("open", name)?;
+    let exchange = can_exchange(&dir).step("try", name)?;
+    let flush_each = todo.len() <= FEW;
+    let (steps, last) = (Vec::new(), Vec::new());
+    let mut stage = Stage { trees, dir, steps, last, exchange, flush_each, next: 0 };
+    todo.iter().try_for_each(|todo| stage.add(todo))?;
+    stage.finish(name)
+}
+
+/// Whether the file system can swap two names in one step.
+fn can_exchange(dir: &OwnedFd) -> rustix::io::Result<bool> {
+    for name in ["a", "b"] {
+        rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700))?;
+    }
+    let swapped = rustix::fs::renameat_with(dir, "a", dir, "b", RenameFlags::EXCHANGE);
+    for name in ["a", "b"] {
+        rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?;
+    }
+    match swapped {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+impl Stage<'_> {
+    fn add(&mut self, todo: &Todo<'_>) -> Outcome<()> {
+        let change = todo.change;
+        match (change.new, todo.now) {
+            (None, None) => Ok(()),
+            (None, Some(old)) => {
+                let slot = self.slot();
+                self.push(change, slot, Act::Take { old });
+                Ok(())
+            }
+            (Some(new), Some(old)) if is_directory_mode(change) => {
+                let before = old.mode;
+                self.mode(change, old.ino, before, keep_group(new.mode, before));
+                Ok(())
+            }
+            (Some(_), now) => self.bring(change, now),
+        }
+    }
+
+    /// Stages a new thing and the steps that bring it into the tree.
+    fn bring(&mut self, change: &Change, now: Option<Identity>) -> Outcome<()> {
+        let slot = self.slot();
+        let new = self.make(change, now.as_ref(), &slot)?;
+        match now {
+            None => self.push(change, slot, Act::Place { new }),
+            Some(old) if self.exchange => self.push(change, slot, Act::Swap { new, old }),
+            Some(old) => {
+                let aside = self.slot();
+                self.push(change, aside, Act::Take { old });
+                self.push(change, slot, Act::Place { new });
+            }
+        }
+        let Some(node) = change.new.filter(|node| node.kind == NodeKind::Directory) else {
+            return Ok(());
+        };
+        if node.mode & 0o700 != 0o700 {
+            self.mode(change, new, node.mode | 0o700, node.mode);
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self) -> String {
+        self.next += 1;
+        self.next.to_string()
+    }
+
+    fn push(&mut self, change: &Change, slot: String, act: Act) {
+        self.steps.push(Action { slot, path: change.path.clone(), act });
+    }
+
+    fn mode(&mut self, change: &Change, of: u64, before: u32, after: u32) {
+        let (slot, path) = (self.slot(), change.path.clone());
+        let action = Action { slot, path, act: Act::Mode { of, before, after } };
+        let opens = after & 0o700 == 0o700;
+        if opens { self.steps.push(action) } else { self.last.push(action) }
+    }
+
+    fn make(&self, change: &Change, now: Option<&Identity>, slot: &str) -> Outcome<u64> {
+        let kind = change.new.map(|node| node.kind);
+        match kind {
+            Some(NodeKind::Directory) => self.make_directory(change, slot)?,
+            Some(NodeKind::Symlink) => self.make_link(change, slot)?,
+            Some(NodeKind::File | NodeKind::Special) | None => self.make_file(change, now, slot)?,
+        }
+        let made = rustix::fs::statat(&self.dir, slot, AtFlags::SYMLINK_NOFOLLOW);
+        Ok(made.step("look at", &change.path)?.st_ino)
+    }
+
+    fn make_directory(&self, change: &Change, slot: &str) -> Outcome<()> {
+        let mode = change.new.map_or(0o700, |node| node.mode & 0o1777 | 0o700);
+        rustix::fs::mkdirat(&self.dir, slot, Mode::from_raw_mode(0o700))
+            .step("make", &change.path)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.dir, slot, flags, Mode::empty());
+        let made = made.step("open", &change.path)?;
+        rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).step("set the mode of", &change.path)
+    }
+
+    fn make_link(&self, change: &Change, slot: &str) -> Outcome<()> {
+        let target = self.trees.layer.tree().link(&change.path).step("read", &change.path)?;
+        rustix::fs::symlinkat(&target[..], &self.dir, slot).step("create", &change.path)
+    }
+
+    fn make_file(&self, change: &Change, now: Option<&Identity>, slot: &str) -> Outcome<()> {
+        let source = self.trees.layer.file(&change.path)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.dir, slot, flags, Mode::from_raw_mode(0o600));
+        let made: File = made.step("create", &change.path)?.into();
+        content::copy(&source, &made).step("copy", &change.path)?;
+        self.keep_owner(change, &made);
+        rustix::fs::fchmod(&made, Mode::from_raw_mode(file_mode(change, now)))
+            .step("set the mode of", &change.path)?;
+        if self.flush_each {
+            made.sync_all().step("write", &change.path)?;
+        }
+        Ok(())
+    }
+
+    /// A file that is replaced stays its owner's, where that can be.
+    fn keep_owner(&self, change: &Change, made: &File) {
+        let Ok(Some(old)) = self.trees.target.stat(&change.path) else { return };
+        let (uid, gid) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
+        let _ = rustix::fs::fchown(made, Some(uid), Some(gid));
+    }
+
+    fn finish(mut self, name: &str) -> Outcome<Vec<Action>> {
+        let flushed = match self.flush_each {
+            true => rustix::fs::fsync(&self.dir),
+            false => rustix::fs::syncfs(&self.dir),
+        };
+        flushed.step("write", name)?;
+        // What is deepest first, since closing a directory closes the way to those in it.
+        self.last.reverse();
+        self.steps.append(&mut self.last);
+        Ok(self.steps)
+    }
+}
+
+fn is_directory_mode(change: &Change) -> bool {
+    change.kind == ChangeKind::ModeChanged && change.becomes(NodeKind::Directory)
+}
+
+fn keep_group(mode: u32, before: u32) -> u32 {
+    mode & 0o5777 | before & 0o2000
+}
+
+/// The mode of a new file: its own where the guest chose it, else what is there.
+fn file_mode(change: &Change, now: Option<&Identity>) -> u32 {
+    let new = change.new.map_or(0o600, |node| node.mode);
+    let chosen = change.old.is_none_or(|old| old.kind != NodeKind::File || old.mode != new);
+    match now {
+        Some(now) if !chosen => now.mode,
+        Some(_) | None => new,
+    }
+}

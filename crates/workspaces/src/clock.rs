@@ -1,0 +1,71 @@
+//! The clock that files are stamped with, so that "changed since" is decided by one clock alone.
+
+use std::time::{Duration, Instant};
+
+use rustix::fs::Stat;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// How long a tick is waited for.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// An instant of the clock that the kernel stamps files with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Stamp {
+    sec: i64,
+    nsec: i64,
+}
+
+impl Stamp {
+    fn read(clock: ClockId) -> Self {
+        let now = clock_gettime(clock);
+        Self { sec: now.tv_sec, nsec: now.tv_nsec }
+    }
+
+    /// An instant that is later than every change made before this call, and not later than any
+    /// change made after it. Takes a tick of the clock, a few milliseconds.
+    pub(crate) fn start() -> Self {
+        // Files are stamped with the exact time at best, and at worst with the time of the last
+        // tick. Once a tick is later than this instant, so is every stamp that is still to come.
+        let before = Self::read(ClockId::Realtime);
+        let began = Instant::now();
+        loop {
+            let tick = Self::read(ClockId::RealtimeCoarse);
+            // Somebody may set the clock back meanwhile; then nothing is certain, and nobody waits.
+            if tick > before || began.elapsed() > PATIENCE {
+                return tick;
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    /// When a file, its mode, its names or its owner last changed. No program can set this.
+    pub(crate) fn changed(stat: &Stat) -> Self {
+        Self { sec: stat.st_ctime as i64, nsec: stat.st_ctime_nsec as i64 }
+    }
+
+    /// When a file's content last changed, by its own account.
+    pub(crate) fn modified(stat: &Stat) -> Self {
+        Self { sec: stat.st_mtime as i64, nsec: stat.st_mtime_nsec as i64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_lies_between_what_was_before_and_what_comes_after() {
+        let place = tempfile::tempdir().unwrap();
+        let changed = |name: &str| {
+            std::fs::write(place.path().join(name), name).unwrap();
+            Stamp::changed(&rustix::fs::stat(place.path().join(name)).unwrap())
+        };
+        for _ in 0..20 {
+            let before = changed("before");
+            let start = Stamp::start();
+            assert!(before < start && start <= changed("after"));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Copies trees: contents shared where the file system can, hard links kept apart, holes kept as
+//! holes. What is neither a file, a directory nor a symbolic link is not copied; the marks of an
+//! overlay are, where a layer is copied.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, XattrFlags};
+
+use crate::content;
+use crate::fault::{Outcome, Step};
+use crate::layer::{ATTRIBUTES, Copied, Index, is_whiteout, value};
+use crate::path::TreePath;
+use crate::tree::{NodeKind, Tree};
+use crate::walk::visit;
+
+/// What kind of tree is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copying {
+    /// A plain one.
+    Plain,
+    /// The upper directory of an overlay, with its marks.
+    Layer,
+}
+
+/// Copies what is in one tree into another, which is empty.
+pub(crate) fn copy_tree(from: &Tree, to: &Tree, copying: Copying) -> Outcome<Index> {
+    let mut index = Index::default();
+    let mut directories = Vec::new();
+    let root = rustix::process::geteuid().is_root();
+    visit(from, &TreePath::root(), |path, stat| {
+        match NodeKind::of(stat) {
+            NodeKind::File => file(from, to, path, stat, root, copying)?,
+            NodeKind::Symlink => link(from, to, path, stat, root)?,
+            NodeKind::Directory => {
+                directory(from, to, path, copying)?;
+                directories.push((path.clone(), *stat));
+                return Ok(());
+            }
+            NodeKind::Special if copying == Copying::Layer && is_whiteout(stat) => {
+                whiteout(to, path)?;
+            }
+            NodeKind::Special => return Ok(()),
+        }
+        record(&mut index, to, path)
+    })?;
+    // Only now: a directory that may not be written to could not have been filled.
+    for (path, stat) in directories.into_iter().rev() {
+        finish(to, &path, &stat, root)?;
+        record(&mut index, to, &path)?;
+    }
+    Ok(index)
+}
+
+fn record(index: &mut Index, to: &Tree, path: &TreePath) -> Outcome<()> {
+    if let Some(stat) = to.stat(path).step("look at", path)? {
+        index.insert(path.clone(), Copied::new(&stat));
+    }
+    Ok(())
+}
+
+fn directory(from: &Tree, to: &Tree, path: &TreePath, copying: Copying) -> Outcome<()> {
+    let (dir, name) = to.place(path).step("reach", path)?;
+    rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)).step("make", path)?;
+    match copying {
+        Copying::Plain => Ok(()),
+        Copying::Layer => {
+            let source = from.dir(path).step("open", path)?;
+            marks(&source, &to.dir(path).step("open", path)?, path)
+        }
+    }
+}
+
+fn finish(to: &Tree, path: &TreePath, stat: &Stat, root: bool) -> Outcome<()> {
+    let dir = to.dir(path).step("open", path)?;
+    if root {
+        owner(&dir, stat).step("give to its owner", path)?;
+    }
+    rustix::fs::fchmod(&dir, permissions(stat)).step("set the mode of", path)
+}
+
+fn file(
+    from: &Tree,
+    to: &Tree,
+    path: &TreePath,
+    stat: &Stat,
+    root: bool,
+    copying: Copying,
+) -> Outcome<()> {
+    let source = from.file(path).step("open", path)?;
+    let copied = create(to, path)?;
+    content::copy(&source, &copied).step("copy", path)?;
+    if copying == Copying::Layer {
+        marks(&source, &copied, path)?;
+    }
+    if root {
+        owner(&copied, stat).step("give to its owner", path)?;
+    }
+    rustix::fs::fchmod(&copied, permissions(stat)).step("set the mode of", path)
+}
+
+fn create(to: &Tree, path: &TreePath) -> Outcome<File> {
+    let (dir, name) = to.place(path).step("reach", path)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(0o600));
+    Ok(fd.step("create", path)?.into())
+}
+
+fn link(from: &Tree, to: &Tree, path: &TreePath, stat: &Stat, root: bool) -> Outcome<()> {
+    let target = from.link(path).step("read", path)?;
+    let (dir, name) = to.place(path).step("reach", path)?;
+    rustix::fs::symlinkat(&target[..], &dir, name).step("create", path)?;
+    if !root {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+    rustix::fs::chownat(&dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+        .step("give to its owner", path)
+}
+
+fn whiteout(to: &Tree, path: &TreePath) -> Outcome<()> {
+    let (dir, name) = to.place(path).step("reach", path)?;
+    rustix::fs::mknodat(&dir, name, FileType::CharacterDevice, Mode::empty(), 0)
+        .step("create", path)
+}
+
+/// Copies the attributes that the overlay keeps.
+fn marks(from: &impl AsFd, to: &impl AsFd, path: &TreePath) -> Outcome<()> {
+    for name in ATTRIBUTES {
+        if let Some(value) = value(from, name) {
+            rustix::fs::fsetxattr(to, name, &value, XattrFlags::empty()).step("mark", path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Before the mode is set, since a change of owner takes bits from it.
+fn owner(fd: &impl AsFd, stat: &Stat) -> rustix::io::Result<()> {
+    rustix::fs::fchown(fd, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))
+}
+
+fn permissions(stat: &Stat) -> Mode {
+    Mode::from_raw_mode(stat.st_mode & 0o7777)
+}
+
+/// Makes a directory's mode and owner those of another.
+pub(crate) fn resemble(dir: &OwnedFd, other: &Stat) -> rustix::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        owner(dir, other)?;
+    }
+    rustix::fs::fchmod(dir, Mode::from_raw_mode(other.st_mode & 0o7777 | 0o700))
+}

@@ -1,0 +1,183 @@
+//! What a workspace's guest changed, as compared with the tree beneath.
+
+mod patch;
+mod scan;
+
+use std::fmt;
+
+use rustix::fs::Stat;
+use serde::Serialize;
+
+use crate::held::{self, HeldReason};
+use crate::path::TreePath;
+use crate::tree::NodeKind;
+
+pub(crate) use patch::patch;
+pub use patch::printable;
+pub(crate) use scan::scan;
+
+/// Everything that differs, by path.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Diff {
+    /// The changes; a directory comes before what is in it.
+    pub changes: Vec<Change>,
+}
+
+/// One path that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Change {
+    /// Where.
+    pub path: TreePath,
+    /// How.
+    pub kind: ChangeKind,
+    /// Why `apply` holds it back unless it is named.
+    pub held: Option<HeldReason>,
+    /// Whether the new content is not text.
+    pub binary: bool,
+    /// What is there without the change.
+    pub old: Option<Node>,
+    /// What is there with the change.
+    pub new: Option<Node>,
+    /// How many entries are removed with a directory.
+    pub beneath: u64,
+    /// Whether it was beneath when the guest began to change it, though it may be gone now.
+    #[serde(skip)]
+    pub(crate) was_below: bool,
+}
+
+/// How a path differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChangeKind {
+    /// It is new.
+    Added,
+    /// It has other content; a link leads elsewhere. The mode may differ too.
+    Changed,
+    /// It is gone, with all that was in it.
+    Removed,
+    /// Only its mode differs.
+    ModeChanged,
+    /// It is another kind of thing.
+    TypeChanged,
+}
+
+/// One side of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    /// What it is.
+    pub kind: NodeKind,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+impl Node {
+    pub(crate) fn of(stat: &Stat) -> Self {
+        let kind = NodeKind::of(stat);
+        Self { kind, mode: stat.st_mode & 0o7777, size: stat.st_size as u64 }
+    }
+}
+
+impl Change {
+    pub(crate) fn new(
+        path: TreePath,
+        kind: ChangeKind,
+        old: Option<&Stat>,
+        new: Option<&Stat>,
+    ) -> Self {
+        let (old, new) = (old.map(Node::of), new.map(Node::of));
+        let held = judge(&path, new.as_ref());
+        Self { path, kind, held, binary: false, old, new, beneath: 0, was_below: false }
+    }
+
+    /// Whether the new side is a thing of this kind.
+    pub(crate) fn becomes(&self, kind: NodeKind) -> bool {
+        self.new.is_some_and(|node| node.kind == kind)
+    }
+
+    /// Whether the old side is a thing of this kind.
+    pub(crate) fn was(&self, kind: NodeKind) -> bool {
+        self.old.is_some_and(|node| node.kind == kind)
+    }
+}
+
+fn judge(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
+    let kind = new.map(|node| node.kind);
+    let set_id = new.is_some_and(|node| node.kind == NodeKind::File && node.mode & 0o6000 != 0);
+    match held::by_name(path) {
+        _ if kind == Some(NodeKind::Special) => Some(HeldReason::Special),
+        Some(why) => Some(HeldReason::RunsCode(why)),
+        None if set_id => Some(HeldReason::SetId),
+        None => None,
+    }
+}
+
+impl Diff {
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// The change at a path.
+    pub fn at(&self, path: &TreePath) -> Option<&Change> {
+        self.changes
+            .binary_search_by(|change| change.path.cmp(path))
+            .ok()
+            .map(|at| &self.changes[at])
+    }
+
+    /// The changes that are held back unless they are named.
+    pub fn held(&self) -> impl Iterator<Item = &Change> {
+        self.changes.iter().filter(|change| change.held.is_some())
+    }
+}
+
+impl ChangeKind {
+    /// One letter for a listing.
+    pub const fn letter(self) -> char {
+        match self {
+            Self::Added => 'A',
+            Self::Changed => 'M',
+            Self::Removed => 'D',
+            Self::ModeChanged => 'P',
+            Self::TypeChanged => 'T',
+        }
+    }
+}
+
+impl fmt::Display for Diff {
+    /// A line for each change.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.changes.iter().try_for_each(|change| writeln!(f, "{change}"))
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.letter(), self.path)?;
+        let directory = self.new.or(self.old).is_some_and(|node| node.kind == NodeKind::Directory);
+        if directory {
+            f.write_str("/")?;
+        }
+        if let (Some(old), Some(new)) = (self.old, self.new)
+            && old.mode != new.mode
+            && old.kind == new.kind
+        {
+            write!(f, " (mode {:04o} to {:04o})", old.mode, new.mode)?;
+        }
+        if self.beneath > 0 {
+            write!(f, " (with {} inside)", self.beneath)?;
+        }
+        if self.binary {
+            f.write_str(" (binary)")?;
+        }
+        match &self.held {
+            Some(why) => write!(f, " [held back: {why}]"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Changes as unified text. Bounded per file and in all; what is not text or too long is named, not
+//! shown.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use similar::{Algorithm, TextDiff};
+
+use super::{Change, ChangeKind, Diff};
+use crate::content;
+use crate::fault::{Outcome, Step};
+use crate::layer::Layer;
+use crate::path::is_deceptive;
+use crate::tree::{NodeKind, Tree};
+
+/// The longest file whose text is compared.
+const LONGEST_FILE: usize = 1 << 20;
+/// The longest text that is made.
+const LONGEST_TEXT: usize = 16 << 20;
+/// How long two texts are compared before a coarser answer is taken.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What one side of a change holds.
+enum Side {
+    Nothing,
+    Text(Vec<u8>),
+    Unshown(&'static str),
+}
+
+/// The whole diff as unified text, in the form git writes.
+pub(crate) fn patch(diff: &Diff, lower: &Tree, layer: &Layer) -> Outcome<String> {
+    let mut text = String::new();
+    for change in &diff.changes {
+        if text.len() > LONGEST_TEXT {
+            text.push_str("# The rest is left out: the text is too long.\n");
+            break;
+        }
+        one(&mut text, change, lower, layer)?;
+    }
+    Ok(text)
+}
+
+fn one(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outcome<()> {
+    header(text, change);
+    let old = match change.old.map(|node| node.kind) {
+        None => Side::Nothing,
+        Some(NodeKind::File) => {
+            shown(lower.file(&change.path).step("open", &change.path)?, change)?
+        }
+        Some(NodeKind::Symlink) => Side::Text(lower.link(&change.path).step("read", &change.path)?),
+        Some(NodeKind::Directory) => Side::Unshown("a directory"),
+        Some(NodeKind::Special) => Side::Unshown("a device, fifo or socket"),
+    };
+    let new = match change.new.map(|node| node.kind) {
+        None => Side::Nothing,
+        Some(NodeKind::File) if change.held.as_ref().is_some_and(|why| !why.can_be_named()) => {
+            Side::Unshown("a file that cannot be read")
+        }
+        Some(NodeKind::File) => shown(layer.file(&change.path)?, change)?,
+        Some(NodeKind::Symlink) => {
+            Side::Text(layer.tree().link(&change.path).step("read", &change.path)?)
+        }
+        Some(NodeKind::Directory) => Side::Unshown("a directory"),
+        Some(NodeKind::Special) => Side::Unshown("a device, fifo or socket"),
+    };
+    body(text, change, old, new);
+    Ok(())
+}
+
+fn shown(file: std::fs::File, change: &Change) -> Outcome<Side> {
+    if content::is_binary(&file).step("read", &change.path)? {
+        return Ok(Side::Unshown("not text"));
+    }
+    let whole = content::whole(&file, LONGEST_FILE).step("read", &change.path)?;
+    Ok(whole.map_or(Side::Unshown("too long to show"), Side::Text))
+}
+
+fn header(text: &mut String, change: &Change) {
+    let path = &change.path;
+    let _ = writeln!(text, "diff --git a/{path} b/{path}");
+    let mode = |node: super::Node| match node.kind {
+        NodeKind::File => 0o100_000 | node.mode,
+        NodeKind::Symlink => 0o120_000,
+        NodeKind::Directory => 0o040_000 | node.mode,
+        NodeKind::Special => node.mode,
+    };
+    let _ = match (change.old.map(mode), change.new.map(mode)) {
+        (None, Some(new)) => writeln!(text, "new file mode {new:06o}"),
+        (Some(old), None) => writeln!(text, "deleted file mode {old:06o}"),
+        (Some(old), Some(new)) if old != new => {
+            writeln!(text, "old mode {old:06o}\nnew mode {new:06o}")
+        }
+        (Some(_), Some(_)) | (None, None) => Ok(()),
+    };
+    if let Some(why) = &change.held {
+        let _ = writeln!(text, "# held back: {why}");
+    }
+}
+
+fn body(text: &mut String, change: &Change, old: Side, new: Side) {
+    if change.kind == ChangeKind::ModeChanged {
+        return;
+    }
+    let (old_name, new_name) = (format!("a/{}", change.path), format!("b/{}", change.path));
+    let name = |side: &Side, name: String| match side {
+        Side::Nothing => "/dev/null".to_owned(),
+        Side::Text(_) | Side::Unshown(_) => name,
+    };
+    let (old_name, new_name) = (name(&old, old_name), name(&new, new_name));
+    let (old, new) = match (old, new) {
+        (Side::Unshown(what), _) | (_, Side::Unshown(what)) => {
+            let _ = writeln!(text, "# {old_name} and {new_name} differ: {what}");
+            return;
+        }
+        (Side::Nothing, Side::Nothing) => return,
+        (Side::Nothing, Side::Text(new)) => (Vec::new(), new),
+        (Side::Text(old), Side::Nothing) => (old, Vec::new()),
+        (Side::Text(old), Side::Text(new)) => (old, new),
+    };
+    let mut config = TextDiff::configure();
+    let compared =
+        config.algorithm(Algorithm::Myers).timeout(PATIENCE).diff_lines(&old[..], &new[..]);
+    let unified = compared.unified_diff().header(&old_name, &new_name).to_string();
+    text.push_str(&unified);
+}
+
+/// Text from a guest, safe to show on a terminal: control characters other than line breaks and tabs
+/// are written out.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => shown.push(c),
+            c if c.is_control() || is_deceptive(c) => shown.extend(c.escape_unicode()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}

@@ -1,0 +1,301 @@
+//! Finds the changes. Of a kernel overlay only the upper directory is walked, so the work is
+//! proportional to what changed. Nothing but regular files and directories is ever opened, and no
+//! file for its name alone: what a file is was asked first.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::Stat;
+use rustix::io::Errno;
+
+use super::{Change, ChangeKind, Diff};
+use crate::content;
+use crate::fault::{Fault, Outcome, Step};
+use crate::held::{self, HeldReason};
+use crate::layer::{Index, Layer, is_opaque, is_redirected, is_whiteout};
+use crate::path::TreePath;
+use crate::tree::{NodeKind, Tree, names, stat_at};
+use crate::walk::{visit, visit_open};
+
+/// The most changes of one workspace.
+const MOST: usize = 4_000_000;
+
+/// What of the tree beneath can be seen in a directory of an upper.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Below {
+    /// There is no such directory beneath.
+    Nothing,
+    /// All of it, but for what the upper covers.
+    Merged,
+    /// Nothing, though it is there.
+    Hidden,
+}
+
+struct Scan<'a> {
+    lower: &'a Tree,
+    layer: &'a Layer,
+    found: Vec<Change>,
+    pending: Vec<(TreePath, Below)>,
+}
+
+/// Compares a layer with the tree beneath it.
+pub(crate) fn scan(lower: &Tree, layer: &Layer) -> Outcome<Diff> {
+    let pending = vec![(TreePath::root(), Below::Merged)];
+    let mut scan = Scan { lower, layer, found: Vec::new(), pending };
+    match layer {
+        Layer::Upper(upper) => scan.upper(upper)?,
+        Layer::Copy(copy, index) => scan.copy(copy, index)?,
+    }
+    let mut changes = scan.found;
+    changes.sort_by(|one, other| one.path.cmp(&other.path));
+    crate::bare::hold(&mut changes, lower);
+    hold_within_held(&mut changes);
+    Ok(Diff { changes })
+}
+
+/// What is in a new directory cannot be there without it.
+fn hold_within_held(changes: &mut [Change]) {
+    let mut above: Option<(TreePath, HeldReason)> = None;
+    for change in changes {
+        match &above {
+            Some((top, why)) if change.path.is_within(top) => {
+                change.held.get_or_insert_with(|| why.clone());
+                continue;
+            }
+            Some(_) | None => {}
+        }
+        let fresh = matches!(change.kind, ChangeKind::Added | ChangeKind::TypeChanged);
+        above = change.held.clone().filter(|_| fresh).map(|why| (change.path.clone(), why));
+    }
+}
+
+impl Scan<'_> {
+    fn push(&mut self, change: Change) -> Outcome<()> {
+        if self.found.len() >= MOST {
+            return Err(Fault::TooMany { what: "the diff", most: MOST });
+        }
+        self.found.push(change);
+        Ok(())
+    }
+
+    fn upper(&mut self, upper: &Tree) -> Outcome<()> {
+        while let Some((path, below)) = self.pending.pop() {
+            match upper.dir(&path) {
+                Ok(dir) => self.upper_directory(&path, &dir, below)?,
+                Err(errno) => self.unreachable(&path, errno)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that its maker closed, or nested deeper than a path can say.
+    fn unreachable(&mut self, path: &TreePath, errno: Errno) -> Outcome<()> {
+        if !matches!(errno, Errno::ACCESS | Errno::NAMETOOLONG) {
+            return Err(errno).step("open", path);
+        }
+        if let Some(known) = self.found.iter_mut().rfind(|change| change.path == *path) {
+            known.held = Some(HeldReason::OutOfReach);
+            return Ok(());
+        }
+        let mut change = Change::new(path.clone(), ChangeKind::Changed, None, None);
+        change.held = Some(HeldReason::OutOfReach);
+        self.push(change)
+    }
+
+    fn upper_directory(&mut self, path: &TreePath, dir: &OwnedFd, below: Below) -> Outcome<()> {
+        if is_redirected(dir) {
+            return Err(Fault::Refused {
+                path: path.to_string(),
+                problem: "stands for a directory of another name",
+                remedy: "mount the overlay without `redirect_dir`",
+            });
+        }
+        let below = if below == Below::Merged && is_opaque(dir) { Below::Hidden } else { below };
+        let under = match below {
+            Below::Nothing => None,
+            Below::Merged | Below::Hidden => self.lower.handle(path).ok(),
+        };
+        let names = names(dir).step("list", path)?;
+        for name in &names {
+            let child = path.join(name);
+            let Some(new) = stat_at(dir, name).step("look at", &child)? else { continue };
+            let old = self.under(&under, name, &child)?;
+            match is_whiteout(&new) {
+                true => self.maybe_removed(child, old)?,
+                false => self.entry(child, &new, old.as_ref(), below)?,
+            }
+        }
+        match below {
+            Below::Hidden => self.hidden(path, &names),
+            Below::Nothing | Below::Merged => Ok(()),
+        }
+    }
+
+    fn under(&self, dir: &Option<OwnedFd>, name: &[u8], path: &TreePath) -> Outcome<Option<Stat>> {
+        match dir {
+            Some(dir) => stat_at(dir, name).step("look at", path),
+            None => Ok(None),
+        }
+    }
+
+    /// What an opaque directory hides is gone, unless it was made again.
+    fn hidden(&mut self, path: &TreePath, shown: &[Vec<u8>]) -> Outcome<()> {
+        for name in self.lower.names(path).step("list", path)? {
+            if shown.binary_search(&name).is_err() {
+                let child = path.join(&name);
+                let old = self.lower.stat(&child).step("look at", &child)?;
+                self.maybe_removed(child, old)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, copy: &Tree, index: &Index) -> Outcome<()> {
+        let mut seen = BTreeSet::new();
+        let mut found = Vec::new();
+        let closed = visit_open(copy, &TreePath::root(), |path, stat| {
+            let known = index.get(path);
+            if known.is_some() {
+                seen.insert(path.clone());
+            }
+            if !known.is_some_and(|copied| copied.untouched(stat)) {
+                found.push((path.clone(), *stat));
+            }
+            Ok(())
+        })?;
+        for (path, new) in found {
+            let old = self.lower.stat(&path).step("look at", &path)?;
+            self.entry(path, &new, old.as_ref(), Below::Nothing)?;
+        }
+        self.pending.clear();
+        closed.iter().try_for_each(|path| self.unreachable(path, Errno::ACCESS))?;
+        let behind = |path: &TreePath| closed.iter().any(|closed| path.is_within(closed));
+        self.missing(index.paths().filter(|path| !seen.contains(path) && !behind(path)).collect())
+    }
+
+    /// Of what is gone from a copy, the topmost entries stand for all beneath them.
+    fn missing(&mut self, paths: BTreeSet<&TreePath>) -> Outcome<()> {
+        for path in &paths {
+            let Some((parent, _)) = path.split() else { continue };
+            let above = self.layer.tree().stat(&parent).step("look at", &parent)?;
+            // Without its directory it is gone with that, or with what took its place.
+            if above.is_none_or(|stat| NodeKind::of(&stat) != NodeKind::Directory) {
+                continue;
+            }
+            let old = self.lower.stat(path).step("look at", path)?;
+            self.maybe_removed((*path).clone(), old)?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        path: TreePath,
+        new: &Stat,
+        old: Option<&Stat>,
+        below: Below,
+    ) -> Outcome<()> {
+        match NodeKind::of(new) {
+            NodeKind::Directory => self.directory(path, new, old, below),
+            NodeKind::File => self.file(path, new, old),
+            NodeKind::Symlink => self.link(path, new, old),
+            NodeKind::Special => {
+                let change = Change::new(path, kind_of(old, NodeKind::Special), old, Some(new));
+                self.with_removed(change)
+            }
+        }
+    }
+
+    fn directory(
+        &mut self,
+        path: TreePath,
+        new: &Stat,
+        old: Option<&Stat>,
+        below: Below,
+    ) -> Outcome<()> {
+        let both = old.is_some_and(|old| NodeKind::of(old) == NodeKind::Directory);
+        self.pending.push((path.clone(), if both { below } else { Below::Nothing }));
+        let kind = kind_of(old, NodeKind::Directory);
+        // The group bit is inherited from the directory above, not chosen.
+        let moded = old.is_some_and(|old| (old.st_mode ^ new.st_mode) & 0o5777 != 0);
+        match (both, moded) {
+            (true, true) => self.push(Change::new(path, ChangeKind::ModeChanged, old, Some(new))),
+            (true, false) => Ok(()),
+            (false, _) => self.with_removed(Change::new(path, kind, old, Some(new))),
+        }
+    }
+
+    fn file(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> Outcome<()> {
+        let mut change = Change::new(path, kind_of(old, NodeKind::File), old, Some(new));
+        let file = match self.layer.file(&change.path) {
+            Err(Fault::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                change.held = Some(HeldReason::OutOfReach);
+                return self.with_removed(change);
+            }
+            opened => opened?,
+        };
+        if change.kind == ChangeKind::Changed {
+            let under = self.lower.file(&change.path).step("open", &change.path)?;
+            if content::same(&under, &file).step("compare", &change.path)? {
+                change.kind = ChangeKind::ModeChanged;
+                let same = change.old.map(|node| node.mode) == change.new.map(|node| node.mode);
+                return if same { Ok(()) } else { self.push(change) };
+            }
+        }
+        change.binary = content::is_binary(&file).step("read", &change.path)?;
+        change.was_below = old.is_none() && self.layer.was_below(&change.path);
+        self.with_removed(change)
+    }
+
+    fn link(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> Outcome<()> {
+        let target = self.layer.tree().link(&path).step("read", &path)?;
+        let kind = kind_of(old, NodeKind::Symlink);
+        if kind == ChangeKind::Changed && self.lower.link(&path).step("read", &path)? == target {
+            return Ok(());
+        }
+        let above = path.split().map(|(parent, _)| parent).unwrap_or_else(TreePath::root);
+        let leaves = held::link_leaves(&path, &target) || self.lower.escapes(&above, &target);
+        let mut change = Change::new(path, kind, old, Some(new));
+        if leaves {
+            change.held.get_or_insert(HeldReason::LeavesTree);
+        }
+        self.with_removed(change)
+    }
+
+    fn maybe_removed(&mut self, path: TreePath, old: Option<Stat>) -> Outcome<()> {
+        match old {
+            Some(old) => {
+                self.with_removed(Change::new(path, ChangeKind::Removed, Some(&old), None))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a change, and what goes with it where it takes a directory away.
+    fn with_removed(&mut self, mut change: Change) -> Outcome<()> {
+        if change.was(NodeKind::Directory) && !change.becomes(NodeKind::Directory) {
+            let mut first = None;
+            visit(self.lower, &change.path, |path, _| {
+                change.beneath += 1;
+                if first.is_none() && held::by_name(path).is_some() {
+                    first = Some(path.clone());
+                }
+                Ok(())
+            })?;
+            if let Some(path) = first {
+                change.held.get_or_insert(HeldReason::Contains(path));
+            }
+        }
+        self.push(change)
+    }
+}
+
+fn kind_of(old: Option<&Stat>, new: NodeKind) -> ChangeKind {
+    match old.map(NodeKind::of) {
+        None => ChangeKind::Added,
+        Some(old) if old == new => ChangeKind::Changed,
+        Some(_) => ChangeKind::TypeChanged,
+    }
+}

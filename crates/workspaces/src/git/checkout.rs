@@ -1,0 +1,64 @@
+//! One checkout for each commit and branch of a store, with a repository of its own inside whose
+//! objects are the store's by hard links. Nobody writes to it once it has its name.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use stockade_engine::draft_name;
+
+use super::run::Run;
+use super::source::short;
+use super::{Commit, Source};
+use crate::fault::{Outcome, Step};
+use crate::remove::remove;
+
+const DRAFT: &str = "checkout";
+
+/// The checkout of a commit, made if need be.
+pub(crate) fn checkout(store: &Path, source: &Source, commit: &Commit) -> Outcome<PathBuf> {
+    let mut hash = Sha256::new();
+    hash.update(&commit.id);
+    hash.update([0]);
+    hash.update(commit.branch.as_deref().unwrap_or_default());
+    let tree = store.join(short(&hash.finalize()));
+    if tree.exists() {
+        return Ok(tree);
+    }
+    let draft = store.join(draft_name(DRAFT));
+    make(&store.join("store"), &draft, source, commit)?;
+    std::fs::rename(&draft, &tree).step("name", tree.display())?;
+    Ok(tree)
+}
+
+fn make(bare: &Path, draft: &Path, source: &Source, commit: &Commit) -> Outcome<()> {
+    let step = "check out";
+    Run::without_configuration(step, source)
+        .args(["clone", "--quiet", "--local", "--no-checkout", "--template="])
+        .args(["--no-recurse-submodules", "--"])
+        .args([bare, draft])
+        .run()?;
+    Run::without_configuration(step, source)
+        .within(draft)
+        .args(["remote", "set-url", "--", "origin", &source.public])
+        .run()?;
+    let run = Run::without_configuration(step, source).within(draft);
+    match &commit.branch {
+        Some(branch) => run
+            .args(["checkout", "--quiet", "--force", "--no-track", "-B", branch, &commit.id])
+            .run()?,
+        None => run.args(["checkout", "--quiet", "--force", "--detach", &commit.id]).run()?,
+    };
+    Ok(())
+}
+
+/// Removes what processes left that were killed while they made a checkout. The caller holds the
+/// store's lock, so nobody is at it.
+pub(crate) fn clear_drafts(store: &Path) -> Outcome<()> {
+    let dir = crate::store::tree(store)?;
+    for name in crate::tree::names(&dir).step("list", store.display())? {
+        if name.starts_with(format!(".{DRAFT}-").as_bytes()) {
+            remove(&dir, &name).step("remove", store.display())?;
+        }
+    }
+    Ok(())
+}

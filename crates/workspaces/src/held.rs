@@ -1,0 +1,213 @@
+//! What is held back from `apply` unless it is named: changes that would make some program of the
+//! host run code later, or that reach out of the tree. It does not matter whether the file was there
+//! before.
+//!
+//! Judged by name at any depth, without regard to case: on some file systems `.GIT` is `.git`.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::path::TreePath;
+use crate::table::{Match, RULES, within_git};
+
+/// Why a change is held back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", content = "detail")]
+pub enum HeldReason {
+    /// Some program of the host would run code by it.
+    RunsCode(&'static str),
+    /// A directory with such a path in it would be removed.
+    Contains(TreePath),
+    /// The file would run with its owner's or group's rights.
+    SetId,
+    /// The symbolic link leads out of the tree, or could.
+    LeavesTree,
+    /// A device, fifo or socket: not applied even if named.
+    Special,
+    /// It cannot be read, or is nested too deeply: not applied even if named.
+    OutOfReach,
+}
+
+impl HeldReason {
+    /// Whether naming the path lets it through.
+    pub fn can_be_named(&self) -> bool {
+        match self {
+            Self::RunsCode(_) | Self::Contains(_) | Self::SetId | Self::LeavesTree => true,
+            Self::Special | Self::OutOfReach => false,
+        }
+    }
+}
+
+impl fmt::Display for HeldReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RunsCode(why) => f.write_str(why),
+            Self::Contains(path) => write!(f, "{path} would be removed with it"),
+            Self::SetId => f.write_str("it would run with its owner's or group's rights"),
+            Self::LeavesTree => f.write_str("the link leads out of the tree"),
+            Self::Special => f.write_str("it is a device, fifo or socket"),
+            Self::OutOfReach => f.write_str("it cannot be read"),
+        }
+    }
+}
+
+/// Why a path is held back for what it is called.
+pub(crate) fn by_name(path: &TreePath) -> Option<&'static str> {
+    let names: Vec<Vec<u8>> = path.names().map(<[u8]>::to_ascii_lowercase).collect();
+    names.iter().enumerate().find_map(|(at, name)| {
+        let rest = &names[at + 1..];
+        if name == b".git" {
+            return within_git(rest);
+        }
+        RULES.iter().find(|rule| applies(&rule.matches, name, rest)).map(|rule| rule.reason)
+    })
+}
+
+fn applies(rule: &Match, name: &[u8], rest: &[Vec<u8>]) -> bool {
+    match rule {
+        Match::Name(wanted) => name == wanted.as_bytes(),
+        Match::Begins(start) => name.starts_with(start.as_bytes()),
+        Match::Ends(end) => name.ends_with(end.as_bytes()),
+        Match::Below(dir, child) => {
+            name == dir.as_bytes() && rest.first().is_some_and(|next| next == child.as_bytes())
+        }
+    }
+}
+
+/// Whether a symbolic link at a path could lead out of the tree, by what it says.
+///
+/// After a name that may itself be a link, `..` leads where nobody can tell from here; so only those
+/// in front count, and not more of them than there are directories above.
+pub(crate) fn link_leaves(path: &TreePath, target: &[u8]) -> bool {
+    if target.starts_with(b"/") {
+        return true;
+    }
+    let mut up = 0;
+    let mut named = false;
+    for part in target.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." if named => return true,
+            b".." => up += 1,
+            _ => named = true,
+        }
+    }
+    up >= path.names().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn held(path: &str) -> bool {
+        by_name(&path.parse().unwrap()).is_some()
+    }
+
+    #[test]
+    fn what_runs_code_is_held_at_any_depth_and_in_any_case() {
+        for path in [
+            ".git/hooks/pre-commit",
+            "sub/.git/config",
+            ".GIT/Config",
+            ".git",
+            ".git/config.worktree",
+            ".git/modules/x/hooks/post-checkout",
+            ".git/info/attributes",
+            ".git/objects/info/alternates",
+            ".git/rebase-merge/git-rebase-todo",
+            ".envrc",
+            "a/b/.ENVRC",
+            ".vscode/tasks.json",
+            ".idea",
+            ".claude/settings.json",
+            "Claude.md",
+            "docs/AGENTS.md",
+            ".cursorrules",
+            ".mcp.json",
+            ".aider.conf.yml",
+            ".github/workflows/ci.yml",
+            ".gitlab-ci.yml",
+            "Jenkinsfile",
+            ".husky/pre-push",
+            ".npmrc",
+            "mise.toml",
+            ".tool-versions",
+            ".cargo/config.toml",
+            "x.code-workspace",
+            ".bashrc",
+        ] {
+            assert!(held(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn plain_work_is_not_held() {
+        for path in [
+            "src/main.rs",
+            "README.md",
+            ".git/objects/ab/cdef",
+            ".git/refs/heads/main",
+            ".git/index",
+            ".git/HEAD",
+            ".git/logs/HEAD",
+            ".gitignore",
+            "config",
+            "hooks/x",
+            "vscode/x",
+            "package.json",
+            ".cargo/registry",
+            "agents.rs",
+        ] {
+            assert!(!held(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn links_out_of_the_tree_are_seen_through_other_links() {
+        let leaves =
+            |path: &str, target: &str| link_leaves(&path.parse().unwrap(), target.as_bytes());
+        for (path, target) in [
+            ("l", "/etc/passwd"),
+            ("l", ".."),
+            ("a/l", "../../x"),
+            ("l", "d/../x"),
+            ("a/b/l", "../c/../../../x"),
+        ] {
+            assert!(leaves(path, target), "{path} -> {target}");
+        }
+        for (path, target) in [("l", "x"), ("a/l", "../x"), ("a/b/l", "../../x/y"), ("l", "./x//y")]
+        {
+            assert!(!leaves(path, target), "{path} -> {target}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_held_name_is_held_wherever_it_is_and_however_it_is_written(
+            rule in 0..RULES.len(), above in "[a-z]{0,5}", below in "[a-z]{0,5}", flips in any::<u64>()
+        ) {
+            let name = match RULES[rule].matches {
+                Match::Name(name) => name.to_owned(),
+                Match::Begins(start) => format!("{start}x"),
+                Match::Ends(end) => format!("x{end}"),
+                Match::Below(dir, child) => format!("{dir}/{child}"),
+            };
+            let name: String = name.chars().enumerate().map(|(at, c)| {
+                if flips >> (at % 64) & 1 == 1 { c.to_ascii_uppercase() } else { c }
+            }).collect();
+            let path = format!("{above}/{name}/{below}");
+            prop_assert!(held(path.trim_matches('/')), "{}", path);
+        }
+
+        #[test]
+        fn no_name_makes_the_judge_panic(bytes in prop::collection::vec(1u8..=255, 1..60)) {
+            if let Ok(path) = TreePath::from_bytes(&bytes) {
+                let _ = by_name(&path);
+                let _ = link_leaves(&path, &bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Workspaces on disk: a private directory each, with a manifest that appears whole or not at all,
+//! under a lock that its holder's death frees.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
+use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draft_name};
+
+use crate::apply::{Ledger, write_whole};
+use crate::clock::Stamp;
+use crate::fault::{Fault, Outcome, Step};
+use crate::layer::{Index, Layer};
+use crate::remove::remove;
+use crate::request::{Kind, Mechanism, View, Workspace};
+use crate::tree::Tree;
+
+const MANIFEST: &str = "manifest.json";
+/// A janitor may remove a directory that it catches before its maker has locked it.
+const ATTEMPTS: usize = 8;
+
+/// What is known about a workspace.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Manifest {
+    pub(crate) id: WorkspaceId,
+    pub(crate) kind: Kind,
+    pub(crate) tenant: TenantName,
+    pub(crate) writable: bool,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) created: Timestamp,
+    /// Since when changes beneath are somebody else's.
+    pub(crate) start: Stamp,
+    /// The directory it is about.
+    pub(crate) source: HostPath,
+    pub(crate) mechanism: Mechanism,
+    pub(crate) released: bool,
+    /// The most an ephemeral one may hold.
+    pub(crate) most: Option<Bytes>,
+}
+
+/// The workspaces of one state directory.
+#[derive(Debug)]
+pub(crate) struct Store(pub(crate) Directory);
+
+/// One workspace's directory, locked for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) path: PathBuf,
+    _lock: Option<Locked>,
+}
+
+impl Store {
+    /// A new directory, or the one that is there, locked.
+    pub(crate) fn enter_or_make(&self, id: &WorkspaceId) -> Outcome<Entry> {
+        for _ in 0..ATTEMPTS {
+            match rustix::fs::mkdirat(&self.0, id.as_str(), Mode::from_raw_mode(0o700)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno).step("make", self.path(id).display()),
+            }
+            match self.enter(id, Sharing::Exclusive) {
+                Err(Fault::Unknown(_)) => {}
+                entered => return entered,
+            }
+        }
+        Err(Fault::Busy(id.clone()))
+    }
+
+    /// The directory that is there, locked.
+    pub(crate) fn enter(&self, id: &WorkspaceId, sharing: Sharing) -> Outcome<Entry> {
+        let name = || self.path(id).display().to_string();
+        let file = match self.0.open(id.as_str(), OFlags::RDONLY | OFlags::DIRECTORY) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Fault::Unknown(id.clone()));
+            }
+            opened => opened.step("open", name())?,
+        };
+        let lock = Locked::within(file, sharing, LOCK_PATIENCE).step("lock", name())?;
+        let lock = lock.ok_or_else(|| Fault::Busy(id.clone()))?;
+        // It may have been removed, and made anew, while this waited.
+        let mine = rustix::fs::fstat(lock.file()).step("look at", name())?.st_ino;
+        let there = rustix::fs::statat(&self.0, id.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+        match there {
+            Ok(stat) if stat.st_ino == mine => Ok(Entry { path: self.path(id), _lock: Some(lock) }),
+            Ok(_) | Err(_) => Err(Fault::Unknown(id.clone())),
+        }
+    }
+
+    /// The directory without its lock, for reading what is always whole.
+    pub(crate) fn peek(&self, id: &WorkspaceId) -> Entry {
+        Entry { path: self.path(id), _lock: None }
+    }
+
+    fn path(&self, id: &WorkspaceId) -> PathBuf {
+        self.0.path_of(id.as_str())
+    }
+
+    /// Every id there is a directory for.
+    pub(crate) fn ids(&self) -> Outcome<Vec<WorkspaceId>> {
+        let mut names = self.0.names().step("list", self.0.path().display())?;
+        names.sort_unstable();
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Removes a workspace. It is gone from the listing at once.
+    pub(crate) fn remove(&self, id: &WorkspaceId, _entry: &Entry) -> Outcome<()> {
+        let gone = draft_name("gone");
+        self.0.rename(id.as_str(), &gone).step("remove", self.path(id).display())?;
+        remove(&self.0, gone.as_bytes()).step("remove", self.path(id).display())
+    }
+
+    /// Clears away what was being removed, or made, when its process died.
+    pub(crate) fn tidy(&self) -> Outcome<()> {
+        for name in self.0.names().step("list", self.0.path().display())? {
+            if name.starts_with(".gone-") {
+                // Its remover may be at it still: then each finds less to do.
+                let _ = remove(&self.0, name.as_bytes());
+            }
+        }
+        for id in self.ids()? {
+            self.tidy_one(&id)?;
+        }
+        Ok(())
+    }
+
+    fn tidy_one(&self, id: &WorkspaceId) -> Outcome<()> {
+        let Ok(file) = self.0.open(id.as_str(), OFlags::RDONLY | OFlags::DIRECTORY) else {
+            return Ok(());
+        };
+        let name = self.path(id).display().to_string();
+        let Ok(lock) = Locked::attempt(file, Sharing::Exclusive).step("lock", &name)? else {
+            return Ok(());
+        };
+        let entry = Entry { path: self.path(id), _lock: Some(lock) };
+        match entry.manifest(id) {
+            Err(Fault::Unknown(_)) => self.remove(id, &entry),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Entry {
+    pub(crate) fn manifest(&self, id: &WorkspaceId) -> Outcome<Manifest> {
+        let path = self.path.join(MANIFEST);
+        let bytes = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Fault::Unknown(id.clone()));
+            }
+            read => read.step("read", path.display())?,
+        };
+        serde_json::from_slice(&bytes).map_err(|error| Fault::Damaged {
+            path: path.display().to_string(),
+            problem: error.to_string(),
+        })
+    }
+
+    pub(crate) fn save(&self, manifest: &Manifest) -> Outcome<()> {
+        write_whole(&self.path.join(MANIFEST), manifest)
+    }
+
+    pub(crate) fn ledger(&self) -> Ledger {
+        Ledger::new(&self.path)
+    }
+
+    pub(crate) fn upper(&self) -> PathBuf {
+        self.path.join("upper")
+    }
+
+    pub(crate) fn work(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
+    pub(crate) fn copy(&self) -> PathBuf {
+        self.path.join("copy")
+    }
+
+    pub(crate) fn index(&self) -> PathBuf {
+        self.path.join("index.jsonl")
+    }
+
+    pub(crate) fn scratch(&self) -> PathBuf {
+        self.path.join("scratch")
+    }
+
+    /// The layer that the guest writes to.
+    pub(crate) fn layer(&self, manifest: &Manifest) -> Outcome<Layer> {
+        match manifest.mechanism {
+            Mechanism::Kernel => Ok(Layer::Upper(tree(&self.upper())?)),
+            Mechanism::Copy => Ok(Layer::Copy(tree(&self.copy())?, Index::load(&self.index())?)),
+        }
+    }
+
+    /// The workspace as callers see it.
+    pub(crate) fn workspace(&self, manifest: Manifest) -> Outcome<Workspace> {
+        let view = self.view(&manifest)?;
+        let root = match &view {
+            View::Directory(path) => path.as_path().to_owned(),
+            View::Layers(layers) => layers.lower.as_path().to_owned(),
+            View::Nothing => self.scratch(),
+        };
+        Ok(Workspace {
+            id: manifest.id,
+            root,
+            source: manifest.source.as_path().to_owned(),
+            kind: manifest.kind,
+            writable: manifest.writable,
+            metadata: manifest.metadata,
+            tenant: manifest.tenant,
+            created: manifest.created,
+            released: manifest.released,
+            view,
+        })
+    }
+
+    fn view(&self, manifest: &Manifest) -> Outcome<View> {
+        match (manifest.kind, manifest.mechanism) {
+            (Kind::Ephemeral, _) => Ok(View::Nothing),
+            (Kind::Local, _) => Ok(View::Directory(manifest.source.clone())),
+            (Kind::Overlay | Kind::Git, Mechanism::Copy) => {
+                Ok(View::Directory(host_path(self.copy())?))
+            }
+            (Kind::Overlay | Kind::Git, Mechanism::Kernel) => Ok(View::Layers(Layers {
+                lower: manifest.source.clone(),
+                upper: host_path(self.upper())?,
+                work: host_path(self.work())?,
+            })),
+        }
+    }
+}
+
+pub(crate) fn tree(path: &Path) -> Outcome<Tree> {
+    Tree::open(path).step("open", path.display())
+}
+
+pub(crate) fn host_path(path: PathBuf) -> Outcome<HostPath> {
+    let shown = path.display().to_string();
+    HostPath::try_from(path).map_err(|_| Fault::Refused {
+        path: shown,
+        problem: "is not a path that a sandbox can be given",
+        remedy: "use a state directory whose path is absolute, plain and valid UTF-8",
+    })
+}

@@ -1,0 +1,229 @@
+//! The names that make programs of the host run code, each with the reason. Lower case; a rule holds
+//! for the name itself and for everything beneath it.
+//!
+//! Not here: what runs only when somebody builds or runs the project itself (`Makefile`,
+//! `package.json`, `build.rs`). That is the work under review.
+
+/// How a rule names paths.
+#[derive(Debug)]
+pub(crate) enum Match {
+    /// A part of the path is called so.
+    Name(&'static str),
+    /// A part of the path begins so.
+    Begins(&'static str),
+    /// A part of the path ends so.
+    Ends(&'static str),
+    /// A part of the path is called so, and the next one so.
+    Below(&'static str, &'static str),
+}
+
+/// One kind of path, and what would happen.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    pub(crate) matches: Match,
+    pub(crate) reason: &'static str,
+}
+
+const SHELL: &str = "a shell runs it at its start or when a directory is entered";
+const EDITOR: &str = "an editor runs tasks and programs it names";
+const AGENT: &str = "a coding agent takes orders from it";
+const CI: &str = "a CI service runs it with the project's credentials";
+const HOOKS: &str = "a hook manager runs what it names at the next git command";
+const PACKAGES: &str = "a package manager loads code or sends credentials where it says";
+const TOOLS: &str = "a tool version manager runs or installs what it names";
+const HOME: &str = "in a home directory a program runs it or trusts it";
+const DEBUGGER: &str = "a debugger or terminal program runs it at its start";
+
+const fn name(name: &'static str, reason: &'static str) -> Rule {
+    Rule { matches: Match::Name(name), reason }
+}
+
+const fn begins(start: &'static str, reason: &'static str) -> Rule {
+    Rule { matches: Match::Begins(start), reason }
+}
+
+const fn ends(end: &'static str, reason: &'static str) -> Rule {
+    Rule { matches: Match::Ends(end), reason }
+}
+
+const fn below(dir: &'static str, child: &'static str, reason: &'static str) -> Rule {
+    Rule { matches: Match::Below(dir, child), reason }
+}
+
+/// Every rule but those about `.git` itself.
+pub(crate) const RULES: &[Rule] = &[
+    name(".envrc", SHELL),
+    name(".direnv", SHELL),
+    begins(".autoenv", SHELL),
+    begins(".bash", SHELL),
+    begins(".zsh", SHELL),
+    name(".profile", SHELL),
+    name(".zprofile", SHELL),
+    name(".zlogin", SHELL),
+    name(".kshrc", SHELL),
+    name(".inputrc", SHELL),
+    name(".vscode", EDITOR),
+    name(".idea", EDITOR),
+    name(".vs", EDITOR),
+    name(".fleet", EDITOR),
+    name(".zed", EDITOR),
+    name(".nova", EDITOR),
+    name(".devcontainer", EDITOR),
+    name(".devcontainer.json", EDITOR),
+    ends(".code-workspace", EDITOR),
+    ends(".sublime-project", EDITOR),
+    name(".exrc", EDITOR),
+    begins(".vim", EDITOR),
+    begins(".nvim", EDITOR),
+    name(".lvimrc", EDITOR),
+    begins(".dir-locals", EDITOR),
+    begins(".emacs", EDITOR),
+    name(".claude", AGENT),
+    begins(".claude.", AGENT),
+    name("claude.md", AGENT),
+    name("claude.local.md", AGENT),
+    begins("agents.md", AGENT),
+    name("agents.override.md", AGENT),
+    name("agent.md", AGENT),
+    name(".agents", AGENT),
+    name("gemini.md", AGENT),
+    begins(".gemini", AGENT),
+    begins(".cursor", AGENT),
+    begins(".codex", AGENT),
+    begins(".aider", AGENT),
+    begins(".continue", AGENT),
+    begins(".windsurf", AGENT),
+    begins(".cline", AGENT),
+    begins(".roo", AGENT),
+    begins(".kilocode", AGENT),
+    begins(".kiro", AGENT),
+    begins(".junie", AGENT),
+    begins(".amazonq", AGENT),
+    begins(".augment", AGENT),
+    begins(".opencode", AGENT),
+    begins("opencode.json", AGENT),
+    begins(".crush", AGENT),
+    name("crush.json", AGENT),
+    begins(".goose", AGENT),
+    begins(".qwen", AGENT),
+    begins(".trae", AGENT),
+    name(".rules", AGENT),
+    name(".mcp.json", AGENT),
+    name("mcp.json", AGENT),
+    name(".mcp", AGENT),
+    name(".github", CI),
+    begins(".gitlab", CI),
+    name(".gitea", CI),
+    name(".forgejo", CI),
+    name(".circleci", CI),
+    name(".buildkite", CI),
+    begins(".woodpecker", CI),
+    begins(".drone.", CI),
+    begins(".travis", CI),
+    begins(".cirrus", CI),
+    begins(".appveyor", CI),
+    begins("appveyor.y", CI),
+    begins("azure-pipelines", CI),
+    name(".azure-pipelines", CI),
+    begins("bitbucket-pipelines", CI),
+    begins("jenkinsfile", CI),
+    begins("buildspec.y", CI),
+    begins("cloudbuild.", CI),
+    name(".semaphore", CI),
+    name(".teamcity", CI),
+    name(".tekton", CI),
+    begins("wercker.y", CI),
+    begins("codemagic.y", CI),
+    begins("bitrise.y", CI),
+    name(".builds", CI),
+    begins(".build.y", CI),
+    name(".husky", HOOKS),
+    name(".githooks", HOOKS),
+    begins(".pre-commit", HOOKS),
+    begins("lefthook", HOOKS),
+    begins(".lefthook", HOOKS),
+    begins(".lintstaged", HOOKS),
+    begins("lint-staged.", HOOKS),
+    begins(".overcommit", HOOKS),
+    name(".npmrc", PACKAGES),
+    begins(".yarn", PACKAGES),
+    begins(".pnpmfile", PACKAGES),
+    name("bunfig.toml", PACKAGES),
+    name(".pypirc", PACKAGES),
+    name("pip.conf", PACKAGES),
+    name(".mvn", PACKAGES),
+    begins(".bundle", PACKAGES),
+    name(".gemrc", PACKAGES),
+    below(".cargo", "config", PACKAGES),
+    below(".cargo", "config.toml", PACKAGES),
+    below(".cargo", "credentials.toml", PACKAGES),
+    below(".cargo", "bin", HOME),
+    name(".tool-versions", TOOLS),
+    begins("mise.", TOOLS),
+    begins(".mise", TOOLS),
+    name(".rtx.toml", TOOLS),
+    name(".asdfrc", TOOLS),
+    begins(".proto", TOOLS),
+    name("devbox.json", TOOLS),
+    begins("rust-toolchain", TOOLS),
+    name(".ssh", HOME),
+    name(".gnupg", HOME),
+    name(".netrc", HOME),
+    name(".gitconfig", HOME),
+    name(".docker", HOME),
+    name(".kube", HOME),
+    name(".aws", HOME),
+    name(".pam_environment", HOME),
+    begins(".xsession", HOME),
+    begins(".xinit", HOME),
+    name(".xprofile", HOME),
+    below(".local", "bin", HOME),
+    below(".config", "autostart", HOME),
+    below(".config", "systemd", HOME),
+    below(".config", "git", HOME),
+    below(".config", "fish", SHELL),
+    below(".config", "nvim", EDITOR),
+    below(".config", "mise", TOOLS),
+    below(".config", "environment.d", HOME),
+    name(".gdbinit", DEBUGGER),
+    name(".lldbinit", DEBUGGER),
+    name(".tmux.conf", DEBUGGER),
+    name(".screenrc", DEBUGGER),
+    name(".watchmanconfig", DEBUGGER),
+];
+
+const GIT: &str = "git runs programs that it names, or trusts it about where things are";
+
+/// What is plain data in a repository: commits, branches, the index. All else is held back, so that
+/// what git learns to read tomorrow is held back too.
+const GIT_DATA: &[&str] = &[
+    "objects",
+    "refs",
+    "logs",
+    "head",
+    "index",
+    "packed-refs",
+    "orig_head",
+    "fetch_head",
+    "merge_head",
+    "merge_msg",
+    "merge_mode",
+    "cherry_pick_head",
+    "revert_head",
+    "auto_merge",
+    "squash_msg",
+    "commit_editmsg",
+    "description",
+    "branches",
+];
+
+/// Whether a path in `.git` is held back, given the lower-case names after it.
+pub(crate) fn within_git(rest: &[Vec<u8>]) -> Option<&'static str> {
+    let Some(first) = rest.first() else { return Some(GIT) };
+    let second = rest.get(1).map(Vec::as_slice);
+    let data = GIT_DATA.iter().any(|name| name.as_bytes() == first.as_slice());
+    // Alternates make git read objects from any place they name.
+    let elsewhere = first == b"objects" && second == Some(b"info");
+    let exclude = first == b"info" && second.is_none_or(|name| name == b"exclude");
+    if (data && !elsewhere) || exclude { None } else { Some(GIT) }
+}

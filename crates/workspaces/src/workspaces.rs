@@ -1,0 +1,378 @@
+//! The workspaces of one state directory. Any number of processes may work on them at once: each
+//! workspace has a lock, and what a process that died left half done is finished or undone by the
+//! next one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId};
+use stockade_engine::{Directory, Event, Journal, JournalOptions, Sharing, StateDir};
+
+use crate::acquire::{self, Made};
+use crate::apply::{self, Application, ApplyOptions, Trees};
+use crate::diff::{Diff, patch, scan};
+use crate::fault::{Fault, Outcome, Step};
+use crate::layer::Layer;
+use crate::local;
+use crate::path::TreePath;
+use crate::request::{Hint, Kind, Request, Workspace, WorkspaceProvider};
+use crate::store::{Entry, Manifest, Store, tree};
+use crate::tree::Tree;
+use crate::walk::visit;
+
+/// The workspaces of one state directory. Clones are the same workspaces.
+///
+/// Every call but those of [`WorkspaceProvider`] blocks while it works on the disk.
+#[derive(Debug, Clone)]
+pub struct Workspaces(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    stores: Directory,
+    journal: Journal,
+}
+
+/// What became of an `apply` that was cut off.
+#[derive(Debug)]
+pub struct Recovery {
+    /// The workspace.
+    pub workspace: WorkspaceId,
+    /// Whether its tree is whole again.
+    pub outcome: Result<()>,
+}
+
+/// A workspace that is being worked on, and the trees it lies between.
+struct Opened {
+    entry: Entry,
+    manifest: Manifest,
+    lower: Tree,
+    layer: Layer,
+}
+
+impl Workspaces {
+    /// Opens the workspaces of a state directory, and ends what processes that died left half done.
+    pub fn open(dir: impl AsRef<Path>, journal: JournalOptions) -> Result<Self> {
+        const OPEN: &str = "open the workspaces";
+        let state = StateDir::open(dir)?;
+        // The trees in it are reached without following any link, those above it included.
+        let real = state.path().canonicalize().step("find", state.path().display());
+        let state = StateDir::open(real.map_err(|fault| fault.during(OPEN))?)?;
+        let store = Store(state.subdirectory("workspaces")?);
+        let stores = state.subdirectory("git")?;
+        let journal = Journal::open(&state, journal)?;
+        let opened = Self(Arc::new(Inner { store, stores, journal }));
+        opened.0.store.tidy().map_err(|fault| fault.during(OPEN))?;
+        opened.recover()?;
+        Ok(opened)
+    }
+
+    /// The directory the caller stands in, as a hint; refused if it is `/` or a whole home.
+    pub fn here() -> Result<Hint> {
+        local::here().map(Hint::Local).map_err(|fault| fault.during("find the workspace"))
+    }
+
+    /// Ends every `apply` that was cut off: its tree is brought back to what it was before, unless
+    /// all was done. One that another process is at is passed over.
+    pub fn recover(&self) -> Result<Vec<Recovery>> {
+        const RECOVER: &str = "recover";
+        let store = &self.0.store;
+        let mut recovered = Vec::new();
+        for id in store.ids().map_err(|fault| fault.during(RECOVER))? {
+            if !store.0.path_of(id.as_str()).join("intent.json").exists() {
+                continue;
+            }
+            let Ok(entry) = store.enter(&id, Sharing::Exclusive) else { continue };
+            let outcome = apply::recover(&entry.ledger()).map_err(|fault| fault.during(RECOVER));
+            recovered.push(Recovery { workspace: id, outcome });
+        }
+        Ok(recovered)
+    }
+
+    /// Every workspace that is in use or kept for its changes, by id.
+    pub fn list(&self) -> Result<Vec<Workspace>> {
+        self.listed().map_err(|fault| fault.during("list the workspaces"))
+    }
+
+    fn listed(&self) -> Outcome<Vec<Workspace>> {
+        let mut all = Vec::new();
+        for id in self.0.store.ids()? {
+            match self.shown(&id) {
+                Ok(workspace) if workspace.released && !workspace.is_transaction() => {}
+                Ok(workspace) => all.push(workspace),
+                Err(Fault::Unknown(_)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(all)
+    }
+
+    /// One workspace.
+    pub fn get(&self, id: &WorkspaceId) -> Result<Workspace> {
+        self.shown(id).map_err(|fault| fault.during("find the workspace"))
+    }
+
+    /// Reads a manifest without its lock: it is always whole.
+    fn shown(&self, id: &WorkspaceId) -> Outcome<Workspace> {
+        let entry = self.0.store.peek(id);
+        let manifest = entry.manifest(id)?;
+        entry.workspace(manifest)
+    }
+
+    /// What was changed in a workspace. The work is proportional to that, unless it is a copy.
+    pub fn diff(&self, id: &WorkspaceId) -> Result<Diff> {
+        let found = self.opened(id, Sharing::Shared).and_then(|at| scan(&at.lower, &at.layer));
+        found.map_err(|fault| fault.during("diff"))
+    }
+
+    /// What was changed, as unified text. It holds whatever the guest wrote: show it on a terminal
+    /// only by way of [`printable`](crate::printable).
+    pub fn patch(&self, id: &WorkspaceId) -> Result<String> {
+        let text = self.opened(id, Sharing::Shared).and_then(|at| {
+            let diff = scan(&at.lower, &at.layer)?;
+            patch(&diff, &at.lower, &at.layer)
+        });
+        text.map_err(|fault| fault.during("diff"))
+    }
+
+    /// Puts a workspace's changes into its tree, or into another: all that are not held back, or
+    /// none.
+    ///
+    /// - A path that is not what it was when the workspace began is a conflict, and nothing is done.
+    /// - If this process is killed, the next one to open the workspaces brings the tree back to what
+    ///   it was, unless all was done.
+    /// - A workspace that was released and has nothing left to apply is removed.
+    pub fn apply(&self, id: &WorkspaceId, options: &ApplyOptions) -> Result<Application> {
+        self.applied(id, options).map_err(|fault| fault.during("apply"))
+    }
+
+    fn applied(&self, id: &WorkspaceId, options: &ApplyOptions) -> Outcome<Application> {
+        let at = self.opened(id, Sharing::Exclusive)?;
+        let elsewhere = self.target(&at.manifest, options)?;
+        let target = elsewhere.as_ref().unwrap_or(&at.lower);
+        let diff = scan(&at.lower, &at.layer)?;
+        let trees = Trees {
+            lower: &at.lower,
+            layer: &at.layer,
+            target,
+            elsewhere: elsewhere.is_some(),
+            // Nobody but this crate writes to a checkout.
+            start: (at.manifest.kind != Kind::Git).then_some(at.manifest.start),
+        };
+        let done = apply::apply(&trees, &diff, &options.include, &at.entry.ledger())?;
+        if let Application::Applied(applied) = &done
+            && applied.held.is_empty()
+            && at.manifest.released
+        {
+            self.0.store.remove(id, &at.entry)?;
+        }
+        Ok(done)
+    }
+
+    /// The tree to change, where it is another than the one beneath.
+    fn target(&self, manifest: &Manifest, options: &ApplyOptions) -> Outcome<Option<Tree>> {
+        let refused = |path: String, problem, remedy| Err(Fault::Refused { path, problem, remedy });
+        let Some(to) = &options.to else {
+            return match manifest.kind {
+                Kind::Git => refused(
+                    manifest.id.to_string(),
+                    "is a checkout, which has no tree of yours beneath",
+                    "name the tree to change with --to DIR",
+                ),
+                Kind::Overlay | Kind::Local | Kind::Ephemeral => Ok(None),
+            };
+        };
+        let real = to.canonicalize().step("find", to.display())?;
+        let state = self.0.store.0.path().parent().unwrap_or(Path::new("/")).to_owned();
+        if real.starts_with(&state) {
+            return refused(
+                real.display().to_string(),
+                "is in the state directory",
+                "name a tree of yours",
+            );
+        }
+        Ok(Some(tree(&real)?).filter(|_| real != manifest.source.as_path()))
+    }
+
+    /// Throws a workspace's changes away. One that is not there is an error.
+    pub fn discard(&self, id: &WorkspaceId) -> Result<()> {
+        self.discarded(id).map_err(|fault| fault.during("discard"))?
+    }
+
+    fn discarded(&self, id: &WorkspaceId) -> Outcome<Result<()>> {
+        let entry = self.0.store.enter(id, Sharing::Exclusive)?;
+        let released = entry.manifest(id).map(|manifest| manifest.released);
+        if let Err(fault @ Fault::Unknown(_)) = released {
+            return Err(fault);
+        }
+        // What cannot be recovered must not keep its workspace for ever.
+        let _ = apply::recover(&entry.ledger());
+        self.0.store.remove(id, &entry)?;
+        Ok(if matches!(released, Ok(true)) { Ok(()) } else { self.record_release(id) })
+    }
+
+    /// A second workspace that begins where this one stands.
+    pub fn fork(&self, id: &WorkspaceId) -> Result<Workspace> {
+        const FORK: &str = "fork";
+        let made = self
+            .opened(id, Sharing::Shared)
+            .and_then(|at| acquire::fork(&self.0.store, &at.entry, &at.manifest));
+        self.handed_out(made.map_err(|fault| fault.during(FORK))?, FORK)
+    }
+
+    /// How much an ephemeral workspace's own directory holds. More than it may is an error.
+    pub fn measure(&self, id: &WorkspaceId) -> Result<Bytes> {
+        const MEASURE: &str = "measure the workspace";
+        let measured = self.measured(id).map_err(|fault| fault.during(MEASURE))?;
+        match measured {
+            (held, Some(most)) if held > most => {
+                let message = format!("the workspace holds {held} of at most {most}");
+                Err(Error::new(ErrorCode::TooLarge, MEASURE, message).remedy("remove something"))
+            }
+            (held, _) => Ok(held),
+        }
+    }
+
+    fn measured(&self, id: &WorkspaceId) -> Outcome<(Bytes, Option<Bytes>)> {
+        let entry = self.0.store.peek(id);
+        let manifest = entry.manifest(id)?;
+        let mut blocks = 0;
+        visit(&tree(manifest.source.as_path())?, &TreePath::root(), |_, stat| {
+            blocks += stat.st_blocks as u64;
+            Ok(())
+        })?;
+        Ok((Bytes(blocks * 512), manifest.most))
+    }
+
+    /// A transaction with its trees, whole again if an `apply` was cut off.
+    fn opened(&self, id: &WorkspaceId, sharing: Sharing) -> Outcome<Opened> {
+        let mut entry = self.0.store.enter(id, sharing)?;
+        if entry.ledger().read()?.is_some() {
+            drop(entry);
+            entry = self.0.store.enter(id, Sharing::Exclusive)?;
+            apply::recover(&entry.ledger())?;
+        }
+        let manifest = entry.manifest(id)?;
+        match manifest.kind {
+            Kind::Overlay | Kind::Git => {}
+            Kind::Local | Kind::Ephemeral => {
+                return Err(Fault::Refused {
+                    path: id.to_string(),
+                    problem: "keeps no changes apart",
+                    remedy: "use an overlay or a git workspace",
+                });
+            }
+        }
+        let lower = tree(manifest.source.as_path())?;
+        let layer = entry.layer(&manifest)?;
+        Ok(Opened { entry, manifest, lower, layer })
+    }
+
+    fn acquired(&self, request: Request) -> Result<Workspace> {
+        const ACQUIRE: &str = "acquire the workspace";
+        let made = acquire::make(&self.0.store, &self.0.stores, request);
+        self.handed_out(made.map_err(|fault| fault.during(ACQUIRE))?, ACQUIRE)
+    }
+
+    /// Records a workspace and hands it out. What cannot be recorded is not handed out.
+    fn handed_out(&self, made: Made, operation: &'static str) -> Result<Workspace> {
+        let Made { entry, manifest, fresh } = made;
+        let root = manifest.metadata.get("git.remote").filter(|_| manifest.kind == Kind::Git);
+        let recorded = self.0.journal.append(Event::WorkspaceAcquired {
+            workspace: manifest.id.clone(),
+            workspace_kind: manifest.kind.to_string(),
+            tenant: manifest.tenant.clone(),
+            root: root.cloned().unwrap_or_else(|| manifest.source.to_string()),
+        });
+        if let Err(error) = recorded {
+            if fresh {
+                let _ = self.0.store.remove(&manifest.id, &entry);
+            }
+            return Err(error);
+        }
+        entry.workspace(manifest).map_err(|fault| fault.during(operation))
+    }
+
+    fn released(&self, id: &WorkspaceId) -> Result<()> {
+        match self.let_go(id) {
+            Ok(true) => self.record_release(id),
+            Ok(false) | Err(Fault::Unknown(_)) => Ok(()),
+            Err(fault) => Err(fault.during("release the workspace")),
+        }
+    }
+
+    /// Whether it was in use until now.
+    fn let_go(&self, id: &WorkspaceId) -> Outcome<bool> {
+        let entry = self.0.store.enter(id, Sharing::Exclusive)?;
+        let mut manifest = entry.manifest(id)?;
+        let held = !manifest.released;
+        let remove = match manifest.kind {
+            Kind::Local => false,
+            Kind::Ephemeral => true,
+            Kind::Overlay | Kind::Git => unchanged(&entry, &manifest),
+        };
+        if remove {
+            self.0.store.remove(id, &entry)?;
+        } else if held {
+            manifest.released = true;
+            entry.save(&manifest)?;
+        }
+        Ok(held)
+    }
+
+    fn record_release(&self, id: &WorkspaceId) -> Result<()> {
+        self.0.journal.append(Event::WorkspaceReleased { workspace: id.clone() }).map(|_| ())
+    }
+}
+
+/// Whether there is certainly nothing to keep.
+fn unchanged(entry: &Entry, manifest: &Manifest) -> bool {
+    let look = || -> Outcome<bool> {
+        apply::recover(&entry.ledger())?;
+        let diff = scan(&tree(manifest.source.as_path())?, &entry.layer(manifest)?)?;
+        Ok(diff.is_empty())
+    };
+    look().unwrap_or(false)
+}
+
+#[async_trait]
+impl WorkspaceProvider for Workspaces {
+    async fn acquire(&self, request: Request) -> Result<Workspace> {
+        let this = self.clone();
+        off_thread(move || this.acquired(request)).await
+    }
+
+    async fn release(&self, id: &WorkspaceId) -> Result<()> {
+        let (this, id) = (self.clone(), id.clone());
+        off_thread(move || this.released(&id)).await
+    }
+}
+
+/// Runs what blocks where it holds nobody up.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => {
+            Err(Error::new(ErrorCode::System, "work on the workspace", "the work was cut off")
+                .source(error))
+        }
+    }
+}
+
+impl Workspaces {
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.0.store.0
+    }
+
+    pub(crate) fn peek(&self, id: &WorkspaceId) -> Entry {
+        self.0.store.peek(id)
+    }
+
+    /// Where the state is.
+    pub fn state_dir(&self) -> PathBuf {
+        self.0.store.0.path().parent().unwrap_or(Path::new("/")).to_owned()
+    }
+}

@@ -1,0 +1,167 @@
+//! What the tests share: a place with a source tree and a state directory, hands that write layers as
+//! the kernel's overlay does, and a way to be an ordinary user.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+pub mod ordinary;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags};
+use stockade_core::WorkspaceId;
+use stockade_engine::JournalOptions;
+use stockade_workspaces::{
+    Application, Applied, ApplyOptions, Change, Conflict, Diff, Hint, Mechanism, Request,
+    Workspace, WorkspaceProvider, Workspaces,
+};
+use tempfile::TempDir;
+
+/// A source tree, a state directory and the workspaces in it.
+pub struct Place {
+    pub dir: TempDir,
+    pub workspaces: Workspaces,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("source")).unwrap();
+        let workspaces = open(&dir.path().join("state"));
+        Self { dir, workspaces }
+    }
+
+    pub fn source(&self) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("source")
+    }
+
+    pub fn acquire(&self, hint: Hint, mechanism: Mechanism) -> Workspace {
+        let request = Request { mechanism, ..Request::new(hint) };
+        wait(self.workspaces.acquire(request)).unwrap()
+    }
+
+    pub fn overlay(&self) -> Workspace {
+        self.acquire(Hint::Overlay(self.source()), Mechanism::Kernel)
+    }
+
+    pub fn copied(&self) -> Workspace {
+        self.acquire(Hint::Overlay(self.source()), Mechanism::Copy)
+    }
+
+    pub fn release(&self, id: &WorkspaceId) {
+        wait(self.workspaces.release(id)).unwrap();
+    }
+
+    /// The upper directory of a kernel view.
+    pub fn upper(&self, id: &WorkspaceId) -> PathBuf {
+        self.home(id).join("upper")
+    }
+
+    pub fn home(&self, id: &WorkspaceId) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("state/workspaces").join(id.as_str())
+    }
+
+    pub fn diff(&self, id: &WorkspaceId) -> Diff {
+        self.workspaces.diff(id).unwrap()
+    }
+
+    /// The changes as lines without what is in brackets.
+    pub fn lines(&self, id: &WorkspaceId) -> Vec<String> {
+        self.diff(id).changes.iter().map(brief).collect()
+    }
+
+    pub fn apply(&self, id: &WorkspaceId) -> Application {
+        self.workspaces.apply(id, &ApplyOptions::default()).unwrap()
+    }
+
+    pub fn applied(&self, id: &WorkspaceId) -> Applied {
+        done(self.apply(id))
+    }
+}
+
+pub fn done(application: Application) -> Applied {
+    match application {
+        Application::Applied(applied) => applied,
+        Application::Conflict { conflicts } => panic!("{conflicts:?}"),
+    }
+}
+
+pub fn conflicts(application: Application) -> Vec<Conflict> {
+    match application {
+        Application::Applied(applied) => panic!("{applied:?}"),
+        Application::Conflict { conflicts } => conflicts,
+    }
+}
+
+pub fn brief(change: &Change) -> String {
+    let held = if change.held.is_some() { " held" } else { "" };
+    format!("{} {}{held}", change.kind.letter(), change.path)
+}
+
+pub fn open(state: &Path) -> Workspaces {
+    Workspaces::open(state, JournalOptions::default()).unwrap()
+}
+
+pub fn wait<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(future)
+}
+
+/// Writes a file and the directories above it.
+pub fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
+    fs::create_dir_all(path.as_ref().parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+pub fn mode(path: impl AsRef<Path>, mode: u32) {
+    fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+/// Marks a name as gone, as the overlay does.
+pub fn whiteout(path: impl AsRef<Path>) {
+    fs::create_dir_all(path.as_ref().parent().unwrap()).unwrap();
+    let nothing = Mode::empty();
+    rustix::fs::mknodat(CWD, path.as_ref(), FileType::CharacterDevice, nothing, 0).unwrap();
+}
+
+/// Marks a directory as hiding what is beneath, as the overlay does.
+pub fn opaque(path: impl AsRef<Path>) {
+    fs::create_dir_all(path.as_ref()).unwrap();
+    rustix::fs::setxattr(path.as_ref(), "user.overlay.opaque", b"y", XattrFlags::empty()).unwrap();
+}
+
+/// Marks a file as copied up, as the overlay does.
+pub fn copied_up(path: impl AsRef<Path>) {
+    rustix::fs::setxattr(path.as_ref(), "user.overlay.origin", b"", XattrFlags::empty()).unwrap();
+}
+
+pub fn fifo(path: impl AsRef<Path>) {
+    rustix::fs::mknodat(CWD, path.as_ref(), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+/// Everything in a tree: names, kinds, modes, contents and where links lead.
+pub fn picture(root: &Path) -> BTreeMap<PathBuf, String> {
+    let mut seen = BTreeMap::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(dir) = pending.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let data = fs::symlink_metadata(&path).unwrap();
+            let what = if data.is_dir() {
+                pending.push(path.clone());
+                "directory".to_owned()
+            } else if data.is_symlink() {
+                format!("link to {}", fs::read_link(&path).unwrap().display())
+            } else if data.is_file() && data.len() < 1 << 24 {
+                format!("{:?}", String::from_utf8_lossy(&fs::read(&path).unwrap()))
+            } else {
+                format!("{} bytes", data.len())
+            };
+            let name = path.strip_prefix(root).unwrap().to_owned();
+            seen.insert(name, format!("{:o} {what}", data.mode()));
+        }
+    }
+    seen
+}

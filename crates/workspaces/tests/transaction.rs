@@ -1,0 +1,530 @@
+//! Acquire, diff, apply, discard, fork, release.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+use common::{
+    Place, conflicts, copied_up, done, fifo, mode, opaque, open, ordinary, picture, wait, whiteout,
+    write,
+};
+use stockade_core::{Bytes, ErrorCode, TenantName};
+use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
+use stockade_workspaces::{
+    ApplyOptions, ChangeKind, ConflictReason, HeldReason, Hint, Kind, Mechanism, Request, TreePath,
+    WorkspaceProvider,
+};
+
+/// A tree with something of everything.
+fn furnish(source: &Path) {
+    write(source.join("a"), "a\n");
+    write(source.join("b"), "b\n");
+    write(source.join("dir/c"), "c\n");
+    write(source.join("dir/d"), "d\n");
+    write(source.join("gone/x/y"), "y\n");
+    write(source.join("again/x"), "x\n");
+    write(source.join("again/z"), "z\n");
+    write(source.join("script"), "#!/bin/sh\n");
+    mode(source.join("script"), 0o644);
+    symlink("a", source.join("link")).unwrap();
+    write(source.join("file-to-dir"), "f\n");
+    write(source.join("dir-to-file/inner"), "i\n");
+}
+
+/// Changes it the way the overlay would have it.
+fn change_upper(upper: &Path) {
+    write(upper.join("a"), "a changed\n");
+    write(upper.join("new"), "new\n");
+    write(upper.join("dir/c"), "c\n");
+    whiteout(upper.join("dir/d"));
+    whiteout(upper.join("gone"));
+    opaque(upper.join("again"));
+    write(upper.join("again/x"), "x\n");
+    write(upper.join("again/w"), "w\n");
+    write(upper.join("script"), "#!/bin/sh\n");
+    mode(upper.join("script"), 0o755);
+    symlink("b", upper.join("link")).unwrap();
+    write(upper.join("file-to-dir/in"), "in\n");
+    write(upper.join("dir-to-file"), "now a file\n");
+    write(upper.join("binary"), b"\0\x01\x02");
+    write(upper.join("deep/er/est"), "deep\n");
+}
+
+/// The same changes, made in place.
+fn change_copy(copy: &Path) {
+    write(copy.join("a"), "a changed\n");
+    write(copy.join("new"), "new\n");
+    fs::remove_file(copy.join("dir/d")).unwrap();
+    fs::remove_dir_all(copy.join("gone")).unwrap();
+    fs::remove_dir_all(copy.join("again")).unwrap();
+    write(copy.join("again/x"), "x\n");
+    write(copy.join("again/w"), "w\n");
+    mode(copy.join("script"), 0o755);
+    fs::remove_file(copy.join("link")).unwrap();
+    symlink("b", copy.join("link")).unwrap();
+    fs::remove_file(copy.join("file-to-dir")).unwrap();
+    write(copy.join("file-to-dir/in"), "in\n");
+    fs::remove_dir_all(copy.join("dir-to-file")).unwrap();
+    write(copy.join("dir-to-file"), "now a file\n");
+    write(copy.join("binary"), b"\0\x01\x02");
+    write(copy.join("deep/er/est"), "deep\n");
+}
+
+const CHANGES: [&str; 16] = [
+    "M a",
+    "A again/w",
+    "D again/z",
+    "A binary",
+    "A deep",
+    "A deep/er",
+    "A deep/er/est",
+    "D dir/d",
+    "T dir-to-file",
+    "T file-to-dir",
+    "A file-to-dir/in",
+    "D gone",
+    "M link",
+    "A new",
+    "P script",
+    "",
+];
+
+fn expected() -> &'static [&'static str] {
+    &CHANGES[..15]
+}
+
+fn check_after(source: &Path) {
+    let text = |path: &str| fs::read_to_string(source.join(path)).unwrap();
+    assert_eq!(text("a"), "a changed\n");
+    assert_eq!(text("new"), "new\n");
+    assert_eq!(text("dir-to-file"), "now a file\n");
+    assert_eq!(text("file-to-dir/in"), "in\n");
+    assert_eq!(text("deep/er/est"), "deep\n");
+    assert_eq!(fs::read_link(source.join("link")).unwrap(), Path::new("b"));
+    assert_eq!(fs::metadata(source.join("script")).unwrap().mode() & 0o777, 0o755);
+    for gone in ["dir/d", "gone", "again/z"] {
+        assert!(!source.join(gone).exists(), "{gone}");
+    }
+    let names: Vec<_> = picture(source).into_keys().collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().contains(".stockade")), "{names:?}");
+}
+
+#[test]
+fn an_upper_is_read_as_what_was_changed_and_applied_whole() {
+    let place = Place::new();
+    furnish(&place.source());
+    let before = picture(&place.source());
+    let workspace = place.overlay();
+    change_upper(&place.upper(&workspace.id));
+    assert_eq!(place.lines(&workspace.id), expected());
+    assert_eq!(picture(&place.source()), before, "a diff changes nothing");
+    assert_eq!(place.applied(&workspace.id).applied.len(), 15);
+    check_after(&place.source());
+    assert!(place.diff(&workspace.id).is_empty());
+}
+
+#[test]
+fn an_ordinary_users_upper_is_applied_too() {
+    ordinary::repeat("an_upper_is_read_as_what_was_changed_and_applied_whole");
+}
+
+#[test]
+fn a_copy_tells_the_same_changes_as_an_upper() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.copied();
+    assert!(place.diff(&workspace.id).is_empty());
+    change_copy(&workspace.root);
+    assert_eq!(place.lines(&workspace.id), expected());
+    place.applied(&workspace.id);
+    check_after(&place.source());
+    assert!(place.diff(&workspace.id).is_empty());
+}
+
+#[test]
+fn an_ordinary_users_copy_tells_them_too() {
+    ordinary::repeat("a_copy_tells_the_same_changes_as_an_upper");
+}
+
+#[test]
+fn a_copy_knows_a_change_whose_time_and_size_were_put_back() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.copied();
+    let path = workspace.root.join("a");
+    let stamp = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, "z\n").unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(stamp).unwrap();
+    assert_eq!(place.lines(&workspace.id), ["M a"]);
+}
+
+#[test]
+fn what_was_only_touched_is_no_change() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.overlay();
+    write(place.upper(&workspace.id).join("dir/c"), "c\n");
+    symlink("a", place.upper(&workspace.id).join("link")).unwrap();
+    assert!(place.diff(&workspace.id).is_empty());
+}
+
+#[test]
+fn the_patch_is_unified_text() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.overlay();
+    change_upper(&place.upper(&workspace.id));
+    let patch = place.workspaces.patch(&workspace.id).unwrap();
+    for part in [
+        "diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-a\n+a changed\n",
+        "new file mode 100644\n--- /dev/null\n+++ b/new\n@@ -0,0 +1 @@\n+new\n",
+        "old mode 100644\nnew mode 100755\n",
+        "deleted file mode",
+        "a/binary",
+        "not text",
+    ] {
+        assert!(patch.contains(part), "{part}\n{patch}");
+    }
+    let binary = place.diff(&workspace.id);
+    assert!(binary.at(&"binary".parse().unwrap()).unwrap().binary);
+}
+
+#[test]
+fn what_runs_code_later_is_held_back_until_it_is_named() {
+    let place = Place::new();
+    write(place.source().join(".git/HEAD"), "ref: refs/heads/main\n");
+    write(place.source().join("code"), "1\n");
+    let workspace = place.overlay();
+    let upper = place.upper(&workspace.id);
+    write(upper.join("code"), "2\n");
+    write(upper.join(".git/hooks/pre-commit"), "#!/bin/sh\n");
+    write(upper.join(".envrc"), "evil\n");
+    write(upper.join("sub/.GitHub/workflows/x.yml"), "evil\n");
+    write(upper.join("suid"), "s");
+    mode(upper.join("suid"), 0o4755);
+    symlink("/etc/passwd", upper.join("out")).unwrap();
+    symlink("code", upper.join("in")).unwrap();
+    fifo(upper.join("pipe"));
+    let applied = place.applied(&workspace.id);
+    let names = |paths: &[TreePath]| paths.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(names(&applied.applied), ["code", "in", "sub"]);
+    assert!(!place.source().join(".git/hooks").exists() && !place.source().join("suid").exists());
+
+    let include =
+        [".envrc", ".git/hooks", "suid", "out", "pipe"].map(|p| p.parse().unwrap()).into();
+    let options = ApplyOptions { include, to: None };
+    let applied = done(place.workspaces.apply(&workspace.id, &options).unwrap());
+    assert_eq!(
+        names(&applied.held),
+        ["pipe", "sub/.GitHub", "sub/.GitHub/workflows", "sub/.GitHub/workflows/x.yml"]
+    );
+    assert!(place.source().join(".git/hooks/pre-commit").exists());
+    assert_eq!(fs::metadata(place.source().join("suid")).unwrap().mode() & 0o7777, 0o4755);
+    assert!(!place.source().join("pipe").exists());
+}
+
+#[test]
+fn a_name_that_stands_for_no_change_is_refused() {
+    let place = Place::new();
+    let workspace = place.overlay();
+    write(place.upper(&workspace.id).join(".envrc"), "x");
+    let options = ApplyOptions { include: vec![".envrcc".parse().unwrap()], to: None };
+    let error = place.workspaces.apply(&workspace.id, &options).unwrap_err();
+    assert!(error.code() == ErrorCode::Invalid && error.message().contains(".envrcc"), "{error}");
+}
+
+#[test]
+fn a_repository_in_disguise_is_held_back() {
+    let place = Place::new();
+    let workspace = place.overlay();
+    let upper = place.upper(&workspace.id);
+    write(upper.join("docs/HEAD"), "ref: refs/heads/main\n");
+    write(upper.join("docs/config"), "[core]\nfsmonitor = evil\n");
+    fs::create_dir_all(upper.join("docs/objects")).unwrap();
+    fs::create_dir_all(upper.join("docs/refs")).unwrap();
+    write(upper.join("plain/config"), "x");
+    let held: Vec<_> = place.diff(&workspace.id).held().map(|c| c.path.to_string()).collect();
+    assert_eq!(held, ["docs", "docs/HEAD", "docs/config", "docs/objects", "docs/refs"]);
+}
+
+#[test]
+fn removing_a_directory_that_holds_something_held_is_held_back() {
+    let place = Place::new();
+    write(place.source().join("project/.envrc"), "x");
+    let workspace = place.overlay();
+    whiteout(place.upper(&workspace.id).join("project"));
+    let diff = place.diff(&workspace.id);
+    assert!(matches!(diff.changes[0].held, Some(HeldReason::Contains(_))), "{diff}");
+    assert_eq!(diff.changes[0].beneath, 1);
+}
+
+#[test]
+fn what_changed_underneath_is_named_and_nothing_is_done() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let place = Place::new();
+        furnish(&place.source());
+        let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
+        match mechanism {
+            Mechanism::Kernel => change_upper(&place.upper(&workspace.id)),
+            Mechanism::Copy => change_copy(&workspace.root),
+        }
+        write(place.source().join("a"), "mine\n");
+        write(place.source().join("gone/x/y"), "mine\n");
+        write(place.source().join("new"), "mine\n");
+        let before = picture(&place.source());
+        let found = conflicts(place.apply(&workspace.id));
+        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "a changed since the workspace began",
+                "gone changed since the workspace began",
+                "new changed since the workspace began"
+            ]
+        );
+        assert_eq!(picture(&place.source()), before);
+    }
+}
+
+#[test]
+fn a_file_that_somebody_removed_meanwhile_does_not_come_back() {
+    let place = Place::new();
+    furnish(&place.source());
+    let (kernel, copy) = (place.overlay(), place.copied());
+    let upper = place.upper(&kernel.id).join("dir/c");
+    write(&upper, "c changed\n");
+    copied_up(&upper);
+    write(copy.root.join("dir/c"), "c changed\n");
+    fs::remove_file(place.source().join("dir/c")).unwrap();
+    for id in [kernel.id, copy.id] {
+        let found = conflicts(place.apply(&id));
+        assert_eq!(found[0].reason, ConflictReason::Gone, "{found:?}");
+    }
+}
+
+#[test]
+fn a_file_that_the_guest_moved_is_no_conflict() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.overlay();
+    let upper = place.upper(&workspace.id);
+    whiteout(upper.join("dir/c"));
+    write(upper.join("dir/moved"), "c\n");
+    copied_up(upper.join("dir/moved"));
+    write(place.source().join("dir/unrelated"), "mine\n");
+    assert_eq!(place.applied(&workspace.id).applied.len(), 2);
+}
+
+#[test]
+fn another_tree_takes_the_changes_where_it_holds_what_they_were_made_to() {
+    let place = Place::new();
+    furnish(&place.source());
+    let other = place.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    furnish(&other);
+    let workspace = place.overlay();
+    change_upper(&place.upper(&workspace.id));
+    let options = ApplyOptions { include: Vec::new(), to: Some(other.clone()) };
+    for _ in 0..2 {
+        done(place.workspaces.apply(&workspace.id, &options).unwrap());
+        check_after(&other);
+    }
+    assert_eq!(fs::read_to_string(place.source().join("a")).unwrap(), "a\n");
+
+    write(other.join("a"), "theirs\n");
+    let found = conflicts(place.workspaces.apply(&workspace.id, &options).unwrap());
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].reason, ConflictReason::NotTheBase);
+}
+
+#[test]
+fn a_directory_closed_by_its_new_mode_is_still_filled_first() {
+    let place = Place::new();
+    write(place.source().join("dir/old"), "x");
+    let workspace = place.overlay();
+    let upper = place.upper(&workspace.id);
+    write(upper.join("dir/new"), "x");
+    write(upper.join("closed/in"), "x");
+    mode(upper.join("dir"), 0o555);
+    mode(upper.join("closed"), 0o555);
+    place.applied(&workspace.id);
+    for dir in ["dir", "closed"] {
+        assert_eq!(fs::metadata(place.source().join(dir)).unwrap().mode() & 0o777, 0o555);
+        mode(place.source().join(dir), 0o755);
+    }
+    assert!(place.source().join("dir/new").exists() && place.source().join("closed/in").exists());
+}
+
+#[test]
+fn a_directory_closed_by_an_ordinary_user_is_filled_first_too() {
+    ordinary::repeat("a_directory_closed_by_its_new_mode_is_still_filled_first");
+}
+
+#[test]
+fn the_same_directory_is_the_same_workspace_and_outlives_it() {
+    let place = Place::new();
+    write(place.source().join("a"), "a");
+    let hint = || Hint::Local(place.source());
+    let (one, two) =
+        (place.acquire(hint(), Mechanism::Kernel), place.acquire(hint(), Mechanism::Kernel));
+    assert_eq!(one.id, two.id);
+    let link = place.dir.path().join("link");
+    symlink(place.source(), &link).unwrap();
+    assert_eq!(place.acquire(Hint::Local(link), Mechanism::Kernel).id, one.id);
+    assert_eq!(one.spec(), stockade_core::Workspace::Local(place.source().try_into().unwrap()));
+    assert_eq!(place.workspaces.list().unwrap().len(), 1);
+    place.release(&one.id);
+    place.release(&one.id);
+    assert!(place.workspaces.list().unwrap().is_empty());
+    assert!(place.source().join("a").exists());
+}
+
+#[test]
+fn release_keeps_what_has_changes_and_removes_what_has_none() {
+    let place = Place::new();
+    furnish(&place.source());
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let idle = place.acquire(Hint::Overlay(place.source()), mechanism);
+        place.release(&idle.id);
+        place.release(&idle.id);
+        assert!(!place.home(&idle.id).exists());
+    }
+    let changed = place.overlay();
+    write(place.upper(&changed.id).join("a"), "other\n");
+    place.release(&changed.id);
+    let listed = place.workspaces.list().unwrap();
+    assert!(listed.len() == 1 && listed[0].released && listed[0].kind == Kind::Overlay);
+    place.applied(&changed.id);
+    assert!(place.workspaces.list().unwrap().is_empty(), "applied, so nothing is left to keep");
+    assert_eq!(place.workspaces.diff(&changed.id).unwrap_err().code(), ErrorCode::NotFound);
+}
+
+#[test]
+fn discard_throws_the_changes_away() {
+    let place = Place::new();
+    furnish(&place.source());
+    let before = picture(&place.source());
+    let workspace = place.overlay();
+    change_upper(&place.upper(&workspace.id));
+    place.workspaces.discard(&workspace.id).unwrap();
+    assert_eq!(place.workspaces.discard(&workspace.id).unwrap_err().code(), ErrorCode::NotFound);
+    assert!(place.workspaces.list().unwrap().is_empty() && picture(&place.source()) == before);
+}
+
+#[test]
+fn a_fork_begins_where_its_original_stands_and_goes_its_own_way() {
+    let place = Place::new();
+    furnish(&place.source());
+    let (kernel, copy) = (place.overlay(), place.copied());
+    change_upper(&place.upper(&kernel.id));
+    change_copy(&copy.root);
+    for id in [kernel.id, copy.id.clone()] {
+        let fork = place.workspaces.fork(&id).unwrap();
+        assert_ne!(fork.id, id);
+        assert_eq!(place.lines(&fork.id), expected());
+        let written = if id == copy.id { fork.root.clone() } else { place.upper(&fork.id) };
+        write(written.join("b"), "only here\n");
+        assert_eq!(place.lines(&fork.id).len(), 16);
+        assert_eq!(place.lines(&id), expected());
+    }
+}
+
+#[test]
+fn an_ordinary_users_fork_does_too() {
+    ordinary::repeat("a_fork_begins_where_its_original_stands_and_goes_its_own_way");
+}
+
+#[test]
+fn an_ephemeral_workspace_is_measured_and_gone_at_release() {
+    let place = Place::new();
+    let scratch = place.acquire(Hint::Ephemeral { most: Bytes::mib(1) }, Mechanism::Kernel);
+    assert_eq!(scratch.spec(), stockade_core::Workspace::Ephemeral);
+    write(scratch.root.join("some"), vec![7; 4096]);
+    assert!(place.workspaces.measure(&scratch.id).unwrap() >= Bytes(4096));
+    write(scratch.root.join("much"), vec![7; 2 << 20]);
+    let error = place.workspaces.measure(&scratch.id).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::TooLarge);
+    place.release(&scratch.id);
+    assert!(!scratch.root.exists());
+}
+
+#[test]
+fn acquire_and_release_are_recorded_once() {
+    let place = Place::new();
+    let tenant: TenantName = "team".parse().unwrap();
+    let request = Request { tenant: tenant.clone(), ..Request::new(Hint::Overlay(place.source())) };
+    let workspace = wait(place.workspaces.acquire(request)).unwrap();
+    place.release(&workspace.id);
+    place.release(&workspace.id);
+    let state = StateDir::open(place.dir.path().join("state")).unwrap();
+    let journal = Journal::open(&state, JournalOptions::default()).unwrap();
+    let events: Vec<_> =
+        journal.records(Filter::default()).unwrap().map(|record| record.unwrap().event).collect();
+    let id = workspace.id;
+    assert_eq!(
+        events,
+        [
+            Event::WorkspaceAcquired {
+                workspace: id.clone(),
+                workspace_kind: "overlay".into(),
+                tenant,
+                root: place.source().display().to_string(),
+            },
+            Event::WorkspaceReleased { workspace: id },
+        ]
+    );
+}
+
+#[test]
+fn a_tree_that_holds_the_state_directory_is_refused() {
+    let place = Place::new();
+    let request = Request::new(Hint::Overlay(place.dir.path().to_owned()));
+    let error = wait(place.workspaces.acquire(request)).unwrap_err();
+    assert!(error.message().contains("state directory"), "{error}");
+}
+
+#[test]
+fn a_workspace_that_was_never_finished_is_cleared_away() {
+    let place = Place::new();
+    let half = place.dir.path().join("state/workspaces/halfmade");
+    fs::create_dir(&half).unwrap();
+    write(half.join("copy/x"), "x");
+    open(&place.dir.path().join("state"));
+    assert!(!half.exists());
+}
+
+#[test]
+fn workspaces_are_acquired_and_released_by_many_at_once() {
+    let place = Place::new();
+    furnish(&place.source());
+    std::thread::scope(|scope| {
+        for number in 0..8 {
+            let place = &place;
+            scope.spawn(move || {
+                let workspaces = open(&place.dir.path().join("state"));
+                let request = Request::new(Hint::Overlay(place.source()));
+                let workspace = wait(workspaces.acquire(request)).unwrap();
+                write(place.upper(&workspace.id).join(format!("n{number}")), "x");
+                let local = wait(workspaces.acquire(Request::new(Hint::Local(place.source()))));
+                wait(workspaces.release(&local.unwrap().id)).unwrap();
+                assert_eq!(place.lines(&workspace.id), [format!("A n{number}")]);
+                workspaces.discard(&workspace.id).unwrap();
+            });
+        }
+    });
+    assert!(place.workspaces.list().unwrap().is_empty());
+}
+
+#[test]
+fn kinds_are_told_by_letters() {
+    let letters = [
+        ChangeKind::Added,
+        ChangeKind::Changed,
+        ChangeKind::Removed,
+        ChangeKind::ModeChanged,
+        ChangeKind::TypeChanged,
+    ];
+    assert_eq!(letters.map(ChangeKind::letter), ['A', 'M', 'D', 'P', 'T']);
+}
