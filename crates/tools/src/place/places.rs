@@ -124,6 +124,12 @@ impl Places {
     pub(crate) async fn create(&self, spec: SandboxSpec) -> Result<Arc<Place>, ToolError> {
         refuse_if(self.usual.lock().await.closed)?;
         let place = Arc::new(self.build(spec).await?);
+        let usual = self.usual.lock().await;
+        if let Err(over) = refuse_if(usual.closed) {
+            // Whoever closed the session did not see it.
+            place.end().await?;
+            return Err(over);
+        }
         self.made().insert(place.id.clone(), Arc::clone(&place));
         Ok(place)
     }

@@ -40,7 +40,8 @@ impl Page {
             };
         }
         let path = match given.strip_prefix("file://") {
-            Some(path) => path,
+            Some(path) if path.starts_with('/') => path,
+            Some(_) => return Err(wrong("is on another machine")),
             None if given.contains("://") => return Err(wrong("is neither served nor a file")),
             None => given,
         };
