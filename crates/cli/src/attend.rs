@@ -81,7 +81,7 @@ pub async fn attend(
     tokio::select! {
         end = output => end,
         signal = interrupts.conduct(program) => Ok(End::Forced(signal)),
-        never = feed(program, command) => match never? {},
+        signal = feed(program, command) => signal.map(End::Forced),
         never = follow_size(program, command) => match never? {},
     }
 }
@@ -140,11 +140,19 @@ pub async fn conclude(
     Ok(outcome.exit_code())
 }
 
-async fn feed(program: &impl Control, command: &Command) -> Result<Infallible> {
+/// Passes input on. Returns only if that was the keys of a terminal that is gone, and the program has
+/// not ended for it.
+async fn feed(program: &impl Control, command: &Command) -> Result<Signal> {
     match command.stdin {
-        Stdin::Stream => input::feed(program).await,
+        Stdin::Stream => input::feed(program).await?,
         Stdin::None | Stdin::Bytes(_) => std::future::pending().await,
     }
+    if command.terminal.is_none() {
+        return std::future::pending().await;
+    }
+    let _ = program.signal(Signal::HUP).await;
+    tokio::time::sleep(interrupts::GRACE).await;
+    Ok(Signal::HUP)
 }
 
 async fn follow_size(program: &impl Control, command: &Command) -> Result<Infallible> {

@@ -1,7 +1,6 @@
 //! Standard input, read by a thread of its own: a read that waits for a person must not keep the
 //! event loop from timers and signals. The thread is never joined; it ends with the process.
 
-use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
@@ -18,19 +17,19 @@ use crate::attend::Control;
 const AHEAD: usize = 4;
 const PIECE: usize = 64 * 1024;
 
-/// Passes standard input on until it ends or nobody wants more.
-pub async fn feed(program: &impl Control) -> Result<Infallible> {
+/// Passes standard input on, and returns when it has ended.
+pub async fn feed(program: &impl Control) -> Result<()> {
     // Closed with this future: what is typed after the program's end is not for it.
     let (ended, _wanted) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
     let mut pieces = start(ended)?;
     while let Some(piece) = pieces.recv().await {
         // A program need not read its input.
         if program.write_stdin(piece).await.is_err() {
-            break;
+            return std::future::pending().await;
         }
     }
     let _ = program.close_stdin().await;
-    std::future::pending().await
+    Ok(())
 }
 
 fn start(ended: OwnedFd) -> Result<mpsc::Receiver<Bytes>> {

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 use crate::attend::Control;
 
 /// How long a program may take to end after it was asked.
-const GRACE: Duration = Duration::from_secs(2);
+pub const GRACE: Duration = Duration::from_secs(2);
 
 /// The signals that mean "end".
 pub struct Interrupts {

@@ -29,6 +29,7 @@ mod views;
 mod workspace;
 
 use clap::Parser;
+use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::runtime::Runtime;
 
@@ -36,23 +37,30 @@ use cli::{Cli, Verb};
 use printer::Printer;
 
 fn main() {
+    // First of all: while this process finds out what is wanted, its copy gets ready for it.
+    let native = if is_run() { Native::ahead() } else { Native::new() };
     let code = match Cli::try_parse() {
-        Ok(cli) => dispatch(cli),
+        Ok(cli) => dispatch(cli, native),
         Err(error) => usage::report(&error),
     };
     // Without unwinding the runtime: everything was released by the command itself.
     std::process::exit(code);
 }
 
-fn dispatch(cli: Cli) -> i32 {
+/// Whether the command line most probably asks for one sandbox. Being wrong costs a millisecond.
+fn is_run() -> bool {
+    std::env::args_os().nth(1).is_some_and(|verb| verb == "run")
+}
+
+fn dispatch(cli: Cli, native: Native) -> i32 {
     let printer = Printer::new(cli.json);
-    let done = runtime().and_then(|runtime| runtime.block_on(command(cli.verb, &printer)));
+    let done = runtime().and_then(|runtime| runtime.block_on(command(cli.verb, native, &printer)));
     done.unwrap_or_else(|error| printer.error(&error))
 }
 
-async fn command(verb: Verb, printer: &Printer) -> Result<i32> {
+async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
     match verb {
-        Verb::Run(args) => run::run(args, printer).await,
+        Verb::Run(args) => run::run(args, native, printer).await,
         Verb::Create(args) => lasting::create::create(args, printer).await,
         Verb::Exec(args) => lasting::exec::exec(args, printer).await,
         Verb::Shell(args) => lasting::shell::shell(args, printer).await,

@@ -143,7 +143,7 @@ fn error_lines(error: &Error) -> Vec<String> {
             .0
             .iter()
             .map(|refusal| {
-                let what = refusal.feature.map_or(refusal.field.as_str(), |feature| feature.name());
+                let what = refusal.subject();
                 format!("refused: {what}: {} (remedy: {})", refusal.reason, refusal.remedy)
             })
             .collect(),

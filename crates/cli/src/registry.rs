@@ -13,7 +13,11 @@ use crate::lasting;
 
 /// Every backend that builds walls, the usual one first.
 pub fn real() -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(Native::new()), Arc::new(Landlock::new())]
+    real_with(Native::new())
+}
+
+fn real_with(native: Native) -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(native), Arc::new(Landlock::new())]
 }
 
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
@@ -30,14 +34,29 @@ pub fn backend(name: &BackendName) -> Result<Arc<dyn Backend>> {
 
 /// An engine with every backend there is. What dead ones left is gone when it is open.
 pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
-    let engine = Engine::open(settings.engine()?, backends(choice)?).await?;
+    engine_with(Native::new(), settings, choice).await
+}
+
+/// The same with a native backend that is at hand.
+pub async fn engine_with(
+    native: Native,
+    settings: &Settings,
+    choice: &BackendChoice,
+) -> Result<Engine> {
+    let engine = Engine::open(settings.engine()?, complete(real_with(native), choice)?).await?;
     lasting::sweep(&settings.state_dir()?);
     Ok(engine)
 }
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
 pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
-    let mut backends = real();
+    complete(real(), choice)
+}
+
+fn complete(
+    mut backends: Vec<Arc<dyn Backend>>,
+    choice: &BackendChoice,
+) -> Result<Vec<Arc<dyn Backend>>> {
     if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
         backends.push(Arc::new(simulation()));
     }

@@ -1,6 +1,7 @@
 //! `stockade run`: one command in a sandbox of its own, of which nothing is left when this returns.
 
 use clap::Args;
+use stockade_backends::native::Native;
 use stockade_core::{Command, Result, SandboxSpec, Signal};
 use stockade_engine::{Engine, Execution, Subscription};
 
@@ -40,7 +41,7 @@ pub struct RunArgs {
 }
 
 /// Runs the command; answers its exit code.
-pub async fn run(mut args: RunArgs, printer: &Printer) -> Result<i32> {
+pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
     let command = args.command.command()?;
     if args.review {
         review::require(printer)?;
@@ -60,7 +61,7 @@ pub async fn run(mut args: RunArgs, printer: &Printer) -> Result<i32> {
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
         "looking for what earlier commands left",
-        registry::engine(&settings, &spec.backend),
+        registry::engine_with(native, &settings, &spec.backend),
     );
     let engine = match interrupts.unless(opened).await {
         Ok(engine) => engine?,
@@ -130,7 +131,7 @@ async fn start(
 /// Runs a program on this terminal in a fresh sandbox; answers its exit code.
 pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
-    run(RunArgs { spec, review: false, detach: false, command }, printer).await
+    run(RunArgs { spec, review: false, detach: false, command }, Native::new(), printer).await
 }
 
 struct Session {

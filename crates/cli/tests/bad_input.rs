@@ -158,6 +158,16 @@ fn several_refusals_come_all_at_once() {
 }
 
 #[test]
+fn a_refusal_says_whose_it_is_where_no_backend_was_named() {
+    let done = Place::new().stockade(&["run", "--net", "a.example", "true"]);
+    assert_eq!(done.code, 125);
+    for backend in ["native", "landlock"] {
+        let line = format!("stockade: refused: {backend}: egress-allowlist: ");
+        assert!(done.stderr.contains(&line), "{}", done.stderr);
+    }
+}
+
+#[test]
 fn errors_are_json_where_json_was_asked_for() {
     let place = Place::new();
     for (args, code) in [

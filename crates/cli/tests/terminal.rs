@@ -61,6 +61,19 @@ fn the_terminal_is_restored_when_a_signal_ends_it() {
 }
 
 #[test]
+fn a_terminal_that_goes_away_takes_what_runs_on_it_along() {
+    let place = Place::new();
+    let mut screen = Screen::new();
+    let line = "trap '' HUP; echo ready; sleep 1000";
+    let child = screen.start(&place, &["run", "-t", "--shell", line]);
+    screen.until("ready");
+    // Nobody is told by a signal: it is not the terminal of anybody's session.
+    drop(screen);
+    assert_eq!(wait(child).code, 129);
+    place.assert_nothing_is_left();
+}
+
+#[test]
 fn colours_are_shown_on_a_terminal_unless_they_are_not_wanted() {
     let place = Place::new();
     let mut screen = Screen::new();

@@ -20,6 +20,20 @@ pub struct Refusal {
     pub reason: String,
     /// What to do about it.
     pub remedy: String,
+    /// The backend that refuses, where the caller named none and several did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<BackendName>,
+}
+
+impl Refusal {
+    /// What is refused, and by whom if that is not plain.
+    pub fn subject(&self) -> String {
+        let what = self.feature.map_or(self.field.as_str(), |feature| feature.name());
+        match &self.backend {
+            Some(backend) => format!("{backend}: {what}"),
+            None => what.to_owned(),
+        }
+    }
 }
 
 /// Every refusal at once, never just the first.
@@ -30,10 +44,7 @@ impl std::fmt::Display for Refusals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (at, refusal) in self.0.iter().enumerate() {
             let separator = if at == 0 { "" } else { "; " };
-            match refusal.feature {
-                Some(feature) => write!(f, "{separator}{feature}: {}", refusal.reason)?,
-                None => write!(f, "{separator}{}: {}", refusal.field, refusal.reason)?,
-            }
+            write!(f, "{separator}{}: {}", refusal.subject(), refusal.reason)?;
         }
         Ok(())
     }
@@ -142,7 +153,8 @@ pub fn admit_command(
 }
 
 fn wrong_field(field: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Refusal {
-    Refusal { field: field.into(), feature: None, reason: reason.into(), remedy: remedy.into() }
+    let (reason, remedy) = (reason.into(), remedy.into());
+    Refusal { field: field.into(), feature: None, reason, remedy, backend: None }
 }
 
 fn refuse_backend(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<Refusal> {
@@ -202,7 +214,8 @@ fn refuse_feature(
         Support::Partial { by, gap, remedy } => (format!("only by {by}: {gap}"), remedy),
         Support::Missing { reason, remedy } => (reason, remedy),
     };
-    Some(Refusal { field: field.into(), feature: Some(feature), reason, remedy })
+    let (field, feature) = (field.into(), Some(feature));
+    Some(Refusal { field, feature, reason, remedy, backend: None })
 }
 
 /// The limits that will hold, and how (C-02): one given up without a value is not set; everything

@@ -174,6 +174,8 @@ impl Signal {
     pub const TERM: Self = Self(15);
     /// What Ctrl-C sends.
     pub const INT: Self = Self(2);
+    /// What a terminal that goes away sends.
+    pub const HUP: Self = Self(1);
 
     /// The signal's usual name, or its number for those that have none.
     pub fn name(self) -> String {

@@ -351,9 +351,14 @@ fn no_such_backend(name: &BackendName, known: &[BackendName]) -> Error {
 /// All that stood in the way of every backend, or the plain fact that there is none.
 fn every_refusal(selection: &Selection) -> Refusals {
     let mut refusals: Vec<Refusal> = Vec::new();
-    for refusal in selection.choices.iter().flat_map(|choice| &choice.refusals) {
-        if !refusals.contains(refusal) {
-            refusals.push(refusal.clone());
+    for choice in &selection.choices {
+        for mut refusal in choice.refusals.iter().cloned() {
+            // A field that is wrong is wrong for everybody, and where there is one it is plain who.
+            let unclear = refusal.feature.is_some() && selection.choices.len() > 1;
+            refusal.backend = unclear.then(|| choice.backend.clone());
+            if !refusals.contains(&refusal) {
+                refusals.push(refusal);
+            }
         }
     }
     if refusals.is_empty() {
@@ -362,6 +367,7 @@ fn every_refusal(selection: &Selection) -> Refusals {
             feature: None,
             reason: "no backend may be chosen automatically here".into(),
             remedy: "name one; `stockade detect` lists them".into(),
+            backend: None,
         });
     }
     Refusals(refusals)

@@ -6,14 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 
 use serde::Serialize;
 
@@ -25,6 +24,8 @@ use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, Reply};
 
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a launch that is given up may take to end. It takes less than a millisecond.
+const GIVING_UP: Duration = Duration::from_secs(2);
 
 /// The launcher's executable.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ pub enum Program<'fd> {
 #[derive(Debug)]
 pub struct Launcher {
     control: Option<OwnedFd>,
-    child: Mutex<Child>,
+    child: Pid,
 }
 
 impl Launcher {
@@ -69,20 +70,25 @@ impl Launcher {
         let mut command = Command::new(path);
         command.arg0("stockade-launcher").env_clear().current_dir("/");
         match mode {
-            Mode::Namespaces => {}
+            Mode::Namespaces | Mode::Once => {}
             Mode::Bare => drop(command.arg(Mode::BARE)),
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let (control, agent) = (theirs.as_raw_fd(), agent.as_raw_fd());
         // SAFETY: the closure makes system calls only, and touches no memory but its own copies.
         unsafe { command.pre_exec(move || hand_over(control, agent)) };
-        let child = command.spawn()?;
-        Ok(Launcher { control: Some(ours), child: Mutex::new(child) })
+        let child = Pid::from_child(&command.spawn()?);
+        Ok(Launcher::of(ours, child))
+    }
+
+    /// A launcher that runs in this child of ours.
+    pub(crate) fn of(control: OwnedFd, child: Pid) -> Launcher {
+        Launcher { control: Some(control), child }
     }
 
     /// The launcher's process id.
     pub fn pid(&self) -> u32 {
-        self.child.lock().map_or(0, |child| child.id())
+        self.child.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// Launches and waits. Takes about a millisecond; see [`Launcher::begin`] for not waiting.
@@ -109,28 +115,29 @@ impl Launcher {
         let (ours, theirs) = wire::pair().map_err(gone)?;
         let control = self.control.as_ref().ok_or_else(|| gone(Errno::PIPE))?;
         wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(gone)?;
-        Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None })
+        Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None, over: false })
     }
 }
 
 impl Drop for Launcher {
     fn drop(&mut self) {
         drop(self.control.take());
-        if let Ok(child) = self.child.get_mut() {
-            // The launcher ends what it launched before it ends itself; waiting proves both.
-            let _ = child.wait();
-        }
+        // The launcher ends what it launched before it ends itself; waiting proves both.
+        while matches!(waitpid(Some(self.child), WaitOptions::empty()), Err(Errno::INTR)) {}
     }
 }
 
 /// A launch under way. Its descriptor becomes readable when there is news; dropping it before the end
-/// gives the launch up, and nothing of it is left (C-32).
+/// gives the launch up, and waits until nothing of it is left (C-32): before its agent has its name,
+/// nobody could find it.
 #[derive(Debug)]
 pub struct Pending {
     reply: OwnedFd,
     pid: u32,
     pidfd: Option<OwnedFd>,
     walls: Option<Vec<Proof>>,
+    /// Whether there is nothing left to give up.
+    over: bool,
 }
 
 impl AsFd for Pending {
@@ -145,15 +152,8 @@ impl Pending {
     pub fn finish(mut self) -> Result<Launched, LaunchError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
             // The end alone is waited for; by then all news has come.
-            let mut watched = [PollFd::new(&self.reply, PollFlags::RDHUP)];
-            let timeout = Timespec::try_from(left).map_err(|_| gone(Errno::INVAL))?;
-            match poll(&mut watched, Some(&timeout)) {
-                Ok(0) => return Err(too_long()),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(gone(errno)),
-            }
+            wait_for(&self.reply, PollFlags::RDHUP, deadline)?;
             if let Some(launched) = self.try_finish()? {
                 return Ok(launched);
             }
@@ -189,22 +189,59 @@ impl Pending {
 
     /// The socket's last holder is gone: replaced by the agent if it had proved its walls.
     fn ended(&mut self) -> Result<Launched, LaunchError> {
-        match (self.walls.take(), self.pidfd.take()) {
-            (Some(walls), Some(pidfd)) => Ok(Launched { pid: self.pid, pidfd, walls }),
-            (None, Some(_)) => Err(LaunchError::Failed(Failure::without_errno(
-                Wall::Namespaces,
-                "the process ended while building",
-            ))),
-            (_, None) => Err(gone(Errno::PIPE)),
+        let Some(walls) = self.walls.take() else { return Err(self.cut_short()) };
+        let pidfd = self.pidfd.take().ok_or_else(|| gone(Errno::PIPE))?;
+        self.over = true;
+        Ok(Launched { pid: self.pid, pidfd, walls })
+    }
+
+    /// Why there is no proof: the launcher went before there was a process, or the process itself did.
+    fn cut_short(&self) -> LaunchError {
+        let detail = "the process ended while building";
+        match self.pidfd {
+            None => gone(Errno::PIPE),
+            Some(_) => LaunchError::Failed(Failure::without_errno(Wall::Namespaces, detail)),
         }
+    }
+
+    /// Ends the process, once it is known, and waits for the end of all who build with it.
+    fn give_up(&mut self) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + GIVING_UP;
+        while self.pidfd.is_none() {
+            wait_for(&self.reply, PollFlags::IN, deadline)?;
+            match wire::receive(&self.reply, RecvFlags::DONTWAIT).map_err(gone)? {
+                Some(message) => self.take(message)?,
+                None => return Ok(()),
+            }
+        }
+        if let Some(pidfd) = &self.pidfd {
+            // Gone already, if it failed by itself.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+            wait_for(pidfd, PollFlags::IN, deadline)?;
+        }
+        wait_for(&self.reply, PollFlags::RDHUP, deadline)
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let Some(pidfd) = &self.pidfd {
-            // Gone already, if it failed by itself.
-            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        if !self.over {
+            // Whoever launched destroys next, and finds what may be left.
+            let _ = self.give_up();
+        }
+    }
+}
+
+/// Waits until a descriptor is ready.
+fn wait_for(fd: impl AsFd, what: PollFlags, deadline: Instant) -> Result<(), LaunchError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(|_| gone(Errno::INVAL))?;
+        match poll(&mut [PollFd::new(&fd, what)], Some(&timeout)) {
+            Ok(0) => return Err(too_long()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(gone(errno)),
+            Ok(_) => return Ok(()),
         }
     }
 }

@@ -8,6 +8,7 @@
 mod bare;
 mod client;
 mod error;
+mod fork;
 mod fs;
 mod ground;
 mod open;

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 use crate::bare::{BarePlan, Shop};
 use crate::error::{Failure, Wall};
 use crate::plan::{Cgroup, LaunchPlan};
-use crate::spawn::Workshop;
+use crate::spawn::{Stock, Workshop};
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, Reply};
 
@@ -29,9 +29,15 @@ pub fn serve(mode: Mode) -> Result<(), Failure> {
     let inherited = |fd| sys::inherited(fd).map_err(|errno| failed(errno, "inherited descriptors"));
     let (control, agent) = (inherited(CONTROL_FD)?, inherited(AGENT_FD)?);
     sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| failed(errno, "closing"))?;
+    serve_over(control, agent, mode)
+}
+
+/// The same over a control socket and with an agent that are at hand.
+pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result<(), Failure> {
     let signals = sys::child_signals().map_err(|errno| failed(errno, "signals"))?;
     let works = match mode {
-        Mode::Namespaces => Works::Namespaces(Workshop::open(agent)),
+        Mode::Namespaces => Works::Namespaces(Workshop::open(agent, Stock::Always)),
+        Mode::Once => Works::Namespaces(Workshop::open(agent, Stock::Once)),
         Mode::Bare => Works::Bare(Shop::open(agent)),
     };
     let (live, left) = (Vec::new(), Vec::new());
@@ -50,6 +56,8 @@ fn failed(errno: Errno, detail: &str) -> Failure {
 pub enum Mode {
     /// Namespaces, for [`LaunchPlan`]s.
     Namespaces,
+    /// The same, with nothing made ready after the first plan: there is no second one to be expected.
+    Once,
     /// None, for [`BarePlan`]s.
     Bare,
 }

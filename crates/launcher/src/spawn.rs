@@ -31,13 +31,25 @@ pub(crate) struct Workshop {
     filter: Vec<libc::sock_filter>,
     landlock: Option<u32>,
     network: Spare,
+    stock: Stock,
     itself: OwnedFd,
     agent: OwnedFd,
 }
 
+/// For how many sandboxes things are made ready ahead of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stock {
+    /// For the next one, always.
+    Always,
+    /// For the first one.
+    Once,
+    /// For none any more.
+    Never,
+}
+
 impl Workshop {
     /// Prepares everything that does not depend on a plan.
-    pub(crate) fn open(agent: OwnedFd) -> Result<Workshop, Failure> {
+    pub(crate) fn open(agent: OwnedFd, stock: Stock) -> Result<Workshop, Failure> {
         seal::check(&agent)?;
         rustix::process::umask(rustix::fs::Mode::empty());
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
@@ -47,17 +59,21 @@ impl Workshop {
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
         let templates = Templates::default();
         let (masks, network) = (masks(), Spare::default());
-        Ok(Workshop { ground, templates, masks, filter, landlock, network, itself, agent })
+        Ok(Workshop { ground, templates, masks, filter, landlock, network, stock, itself, agent })
     }
 
     /// Does ahead of time what the next launch would otherwise have to wait for.
     pub(crate) fn prepare(&mut self) {
         self.network.prepare();
+        if self.stock == Stock::Once {
+            // The first plan has not come yet; most are like this one. A failure shows with the plan.
+            let _ = self.templates.get(&self.ground, &LaunchPlan::default(), &[]);
+        }
     }
 
     /// Whether nothing more can be done ahead of time.
     pub(crate) fn is_prepared(&self) -> bool {
-        self.network.is_ready()
+        self.stock == Stock::Never || self.network.is_ready()
     }
 
     /// Starts building one sandbox around the agent that will hold `pipe`. The new process tells the
@@ -68,6 +84,9 @@ impl Workshop {
         pipe: &OwnedFd,
         reply: &OwnedFd,
     ) -> Result<Pid, Failure> {
+        if self.stock == Stock::Once {
+            self.stock = Stock::Never;
+        }
         check(plan, &self.ground)?;
         let landlock = self.second_wall(plan)?;
         let (sources, membership) = self.open_sources(plan)?;

@@ -1,6 +1,10 @@
 //! The whole kit on the landlock backend: for whoever runs the test, also where user namespaces are
 //! forbidden.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
+mod ordinary;
+
 use std::process::Command;
 use std::sync::Arc;
 
@@ -69,4 +73,9 @@ fn again_without_user_namespaces() {
     let text = String::from_utf8_lossy(&ran.stdout);
     let errors = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success() && text.contains("1 passed"), "{text}\n{errors}");
+}
+
+#[test]
+fn the_landlock_backend_passes_for_an_ordinary_user_too() {
+    ordinary::repeat("the_landlock_backend_passes_every_case_it_declares_the_features_for");
 }

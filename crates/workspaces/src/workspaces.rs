@@ -159,6 +159,7 @@ impl Workspaces {
             elsewhere: elsewhere.is_some(),
             // Nobody but this crate writes to a checkout.
             start: (at.manifest.kind != Kind::Git).then_some(at.manifest.start),
+            settled: at.entry.ledger().settled()?,
         };
         let done = apply::apply(&trees, &diff, &options.include, &at.entry.ledger())?;
         if let Application::Applied(applied) = &done

@@ -289,6 +289,32 @@ fn what_changed_underneath_is_named_and_nothing_is_done() {
 }
 
 #[test]
+fn work_that_goes_on_after_an_apply_can_be_applied_again() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let place = Place::new();
+        furnish(&place.source());
+        let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
+        let written = match mechanism {
+            Mechanism::Kernel => place.upper(&workspace.id),
+            Mechanism::Copy => workspace.root.clone(),
+        };
+        match mechanism {
+            Mechanism::Kernel => change_upper(&written),
+            Mechanism::Copy => change_copy(&written),
+        }
+        place.applied(&workspace.id);
+        fs::remove_file(written.join("dir/d")).ok();
+        for path in ["a", "new", "deep/er/est", "dir-to-file", "dir/d"] {
+            write(written.join(path), "again\n");
+        }
+        assert_eq!(place.applied(&workspace.id).applied.len(), 5, "{mechanism:?}");
+        write(place.source().join("a"), "mine\n");
+        write(written.join("a"), "once more\n");
+        assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1);
+    }
+}
+
+#[test]
 fn a_file_that_somebody_removed_meanwhile_does_not_come_back() {
     let place = Place::new();
     furnish(&place.source());

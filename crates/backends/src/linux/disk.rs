@@ -28,20 +28,23 @@ struct Place {
     path: PathBuf,
 }
 
-/// The bytes that files below a directory take. A tree too deep to be walked is taken for endless:
-/// what cannot be counted must not be free.
-pub(crate) fn used(root: &Path) -> u64 {
-    let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return 0 };
+/// The bytes that files below a directory take, or nothing if that was no longer wanted. A tree too
+/// deep to be walked is taken for endless: what cannot be counted must not be free.
+pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<u64> {
+    let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return Some(0) };
     let mut todo = vec![Place { start: Rc::new(first), starts: 0, path: PathBuf::from(".") }];
     let mut total = 0_u64;
     while let Some(place) = todo.pop() {
         if place.starts > MOST_STARTS {
-            return u64::MAX;
+            return Some(u64::MAX);
+        }
+        if !wanted() {
+            return None;
         }
         // A directory that was moved or removed meanwhile is counted at the next look.
         let _ = look(&place, &mut total, &mut todo);
     }
-    total
+    Some(total)
 }
 
 fn look(place: &Place, total: &mut u64, todo: &mut Vec<Place>) -> Result<()> {
@@ -79,6 +82,20 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    fn used(root: &Path) -> u64 {
+        super::used(root, || true).unwrap()
+    }
+
+    #[test]
+    fn a_count_that_nobody_wants_any_more_ends_at_the_next_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        (0..100).for_each(|n| fs::create_dir(dir.path().join(n.to_string())).unwrap());
+        let asked = std::cell::Cell::new(0);
+        let twice = || asked.replace(asked.get() + 1) < 2;
+        assert_eq!(super::used(dir.path(), twice), None);
+        assert_eq!(asked.get(), 3);
+    }
 
     #[test]
     fn files_count_by_the_space_they_take_and_links_are_not_followed() {

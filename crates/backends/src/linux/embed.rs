@@ -25,6 +25,11 @@ pub(crate) fn agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT)
 }
 
+/// Starts one as a copy of this process.
+pub(crate) fn copy_as_launcher() -> io::Result<Launcher> {
+    Launcher::fork(AGENT)
+}
+
 /// Tells one build of the two from another.
 pub(crate) fn version() -> String {
     format!("{}+{}", AGENT.len(), LAUNCHER.len())

@@ -175,7 +175,13 @@ impl DiskWatch {
             return None;
         }
         let started = Instant::now();
-        let used = tokio::task::spawn_blocking(move || add_up(&roots)).await.ok()?;
+        // Whoever waits for the count gives it up by dropping its half: a large tree must not hold up
+        // the end of a sandbox, or of the engine.
+        let waiting = Arc::new(());
+        let wanted = Arc::downgrade(&waiting);
+        let counting = tokio::task::spawn_blocking(move || add_up(&roots, &wanted));
+        let used = counting.await.ok()??;
+        drop(waiting);
         // A large tree is looked at seldom, so that looking never takes more than a tenth of the time.
         self.next = Some(Instant::now() + DISK.max(started.elapsed() * 10));
         let before = *self.before.get_or_insert(used);
@@ -183,6 +189,7 @@ impl DiskWatch {
     }
 }
 
-fn add_up(roots: &[PathBuf]) -> u64 {
-    roots.iter().map(|root| disk::used(root)).sum()
+fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<u64> {
+    let mut counted = roots.iter().map(|root| disk::used(root, || wanted.strong_count() > 0));
+    counted.try_fold(0_u64, |sum, used| Some(sum.saturating_add(used?)))
 }

@@ -1,7 +1,7 @@
 //! Errors that cross the socket, and those of the socket itself, as the project's one error.
 
 use serde::{Deserialize, Serialize};
-use stockade_core::{Error, ErrorCode, Feature, Refusal, Refusals, SandboxId};
+use stockade_core::{BackendName, Error, ErrorCode, Feature, Refusal, Refusals, SandboxId};
 
 use super::frame::FrameError;
 
@@ -22,6 +22,8 @@ struct WireRefusal {
     feature: Option<Feature>,
     reason: String,
     remedy: String,
+    #[serde(default)]
+    backend: Option<BackendName>,
 }
 
 impl From<&Error> for WireError {
@@ -50,15 +52,15 @@ fn with_causes(error: &Error) -> String {
 
 impl From<Refusal> for WireRefusal {
     fn from(refusal: Refusal) -> Self {
-        let Refusal { field, feature, reason, remedy } = refusal;
-        Self { field, feature, reason, remedy }
+        let Refusal { field, feature, reason, remedy, backend } = refusal;
+        Self { field, feature, reason, remedy, backend }
     }
 }
 
 impl From<WireRefusal> for Refusal {
     fn from(refusal: WireRefusal) -> Self {
-        let WireRefusal { field, feature, reason, remedy } = refusal;
-        Self { field, feature, reason, remedy }
+        let WireRefusal { field, feature, reason, remedy, backend } = refusal;
+        Self { field, feature, reason, remedy, backend }
     }
 }
 
@@ -131,6 +133,7 @@ mod tests {
             feature: Some(Feature::DiskLimit),
             reason: "no".into(),
             remedy: "so".into(),
+            backend: Some(BackendName::literal("native")),
         };
         let error = Error::refused("admit", None, Refusals(vec![refusal.clone()]));
         let back = WireError::from(&error).into_error("create");

@@ -16,6 +16,9 @@ const APPLY: &str = "apply";
 /// The answer is no: something changed underneath.
 const CONFLICT: i32 = 1;
 
+/// What to do about a sandbox that has the workspace.
+pub const IN_USE: &str = "end it first (`stockade ps`, `stockade kill`), or say --force";
+
 /// Which one, and what of it.
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
@@ -35,9 +38,11 @@ pub struct ApplyArgs {
 
 /// What an attempt came to.
 pub struct Done {
-    pub id: WorkspaceId,
-    pub diff: Diff,
-    pub application: Application,
+    id: WorkspaceId,
+    diff: Diff,
+    /// The directory that was changed, or was to be.
+    target: PathBuf,
+    application: Application,
 }
 
 /// Applies it; answers 1 if there are conflicts.
@@ -45,7 +50,7 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
     // Cut off, it would be undone by the next command only: it is short, so it is seen through.
     let _held_off = Interrupts::listen()?;
     let id = args.id.find(&workspaces, APPLY)?;
-    let claim = if args.force { None } else { Some(claim(&workspaces, &id, APPLY)?) };
+    let claim = if args.force { None } else { Some(claim(&workspaces, &id, APPLY, IN_USE)?) };
     if claim.is_some() {
         // Nobody has it: what is left of it after this is for its changes alone.
         workspaces.release(&id).await?;
@@ -62,11 +67,15 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
 }
 
 /// The right to a workspace that no sandbox has.
-pub fn claim(workspaces: &Workspaces, id: &WorkspaceId, operation: &'static str) -> Result<Hold> {
+pub fn claim(
+    workspaces: &Workspaces,
+    id: &WorkspaceId,
+    operation: &'static str,
+    remedy: &str,
+) -> Result<Hold> {
     workspaces.claim(id)?.ok_or_else(|| {
         let message = format!("a sandbox has workspace {id}");
-        Error::new(ErrorCode::Denied, operation, message)
-            .remedy("end it first (`stockade ps`, `stockade kill`), or say --force")
+        Error::new(ErrorCode::Denied, operation, message).remedy(remedy)
     })
 }
 
@@ -78,8 +87,12 @@ pub async fn attempt(
 ) -> Result<Done> {
     off_thread(move || {
         let diff = workspaces.diff(&id)?;
+        let target = match &options.to {
+            Some(to) => to.clone(),
+            None => workspaces.get(&id)?.source,
+        };
         let application = workspaces.apply(&id, &options)?;
-        Ok(Done { id, diff, application })
+        Ok(Done { id, diff, target, application })
     })
     .await
 }
@@ -97,7 +110,8 @@ pub fn tell(done: &Done, printer: &Printer) -> i32 {
     match &done.application {
         Application::Applied(applied) => {
             let count = applied.applied.len();
-            printer.note(&format!("applied {}", counted(count, "change")));
+            let target = done.target.display();
+            printer.note(&format!("applied {} to {target}", counted(count, "change")));
             held(done, &applied.held, printer);
         }
         Application::Conflict { conflicts } => {
@@ -115,14 +129,25 @@ fn held(done: &Done, paths: &[TreePath], printer: &Printer) {
     if paths.is_empty() {
         return;
     }
-    for change in paths.iter().filter_map(|path| done.diff.at(path)) {
+    for change in tops(paths).filter_map(|path| done.diff.at(path)) {
         printer.note(&held_line(change));
     }
     let (id, what) = (&done.id, counted(paths.len(), "change"));
-    printer.note(&format!(
-        "{what} held back; `stockade workspace apply {id} --include PATH` lets one through, \
-         `stockade workspace discard {id}` drops the rest"
-    ));
+    printer.note(&format!("{what} held back"));
+    printer.note(&format!("  to let through:  stockade workspace apply {id} --include PATH"));
+    printer.note(&format!("  to discard:      stockade workspace discard {id}"));
+}
+
+/// Those that are not in a directory that is there too. A directory comes before what is in it.
+fn tops(paths: &[TreePath]) -> impl Iterator<Item = &TreePath> {
+    let mut last: Option<&TreePath> = None;
+    paths.iter().filter(move |path| {
+        let inside = last.is_some_and(|top| path.as_path().starts_with(top.as_path()));
+        if !inside {
+            last = Some(path);
+        }
+        !inside
+    })
 }
 
 fn held_line(change: &Change) -> String {

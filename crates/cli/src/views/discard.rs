@@ -5,7 +5,7 @@ use serde_json::json;
 use stockade_core::Result;
 use stockade_workspaces::Workspaces;
 
-use super::apply::claim;
+use super::apply::{IN_USE, claim};
 use super::{Handle, off_thread};
 use crate::printer::Printer;
 
@@ -27,7 +27,7 @@ pub async fn discard(args: DiscardArgs, workspaces: Workspaces, printer: &Printe
     let mut discarded = Vec::new();
     for handle in &args.ids {
         let id = handle.find(&workspaces, DISCARD)?;
-        let claim = if args.force { None } else { Some(claim(&workspaces, &id, DISCARD)?) };
+        let claim = if args.force { None } else { Some(claim(&workspaces, &id, DISCARD, IN_USE)?) };
         let (from, gone) = (workspaces.clone(), id.clone());
         let removing = off_thread(move || from.discard(&gone));
         printer.patiently("removing what was changed", removing).await?;

@@ -10,6 +10,7 @@ use stockade_workspaces::{
     Diff, Hint, Hold, Kind, Mechanism, Request, Workspace, WorkspaceProvider, Workspaces,
 };
 
+use super::apply::claim;
 use super::{Wanted, off_thread, open};
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -56,6 +57,13 @@ pub async fn take(
         (Wanted::Kept(handle), _) => {
             let workspaces = open(settings)?;
             let id = handle.find(&workspaces, "--resume")?;
+            // Said here by its name; a backend that lost a race would say the same of a path.
+            drop(claim(
+                &workspaces,
+                &id,
+                "--resume",
+                "end it first (`stockade ps`, `stockade kill`)",
+            )?);
             let workspace = workspaces.get(&id)?;
             (workspaces, workspace)
         }
@@ -199,18 +207,22 @@ impl Settled {
     /// Says what was changed, and what can be done about it.
     pub fn tell(&self, printer: &Printer) {
         let id = &self.workspace.id;
-        match self.diff.changes.len() {
+        let kept = match self.diff.changes.len() {
             0 => return printer.note("nothing was changed in the workspace"),
-            1 => printer.note(&format!("1 change is kept apart in workspace {id}")),
-            many => printer.note(&format!("{many} changes are kept apart in workspace {id}")),
-        }
+            1 => "1 change is kept apart".to_owned(),
+            many => format!("{many} changes are kept apart"),
+        };
+        let held = match self.diff.held().count() {
+            0 => String::new(),
+            held => format!(", {held} of them held back from apply"),
+        };
         let to = match self.workspace.kind {
             Kind::Git => " --to DIR",
             Kind::Overlay | Kind::Local | Kind::Ephemeral => "",
         };
-        let say = |what: &str| format!("`stockade workspace {what}`");
-        let (diff, apply) = (say(&format!("diff {id}")), say(&format!("apply {id}{to}")));
-        let discard = say(&format!("discard {id}"));
-        printer.note(&format!("{diff} shows them, {apply} or {discard} ends it"));
+        printer.note(&format!("{kept} in workspace {id}{held}"));
+        printer.note(&format!("  to see:      stockade workspace diff {id}"));
+        printer.note(&format!("  to apply:    stockade workspace apply {id}{to}"));
+        printer.note(&format!("  to discard:  stockade workspace discard {id}"));
     }
 }

@@ -77,6 +77,14 @@ impl Place {
         fs::write(self.workspace().join(name), text).unwrap();
     }
 
+    /// Gives everything in the workspace to whom the commands run as.
+    pub fn give_files(&self) {
+        for entry in fs::read_dir(self.workspace()).unwrap() {
+            let path = entry.unwrap().path();
+            std::os::unix::fs::chown(path, self.user, self.user).unwrap();
+        }
+    }
+
     /// The command, standing in the workspace, in a bare environment.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));

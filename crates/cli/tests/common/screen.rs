@@ -28,10 +28,11 @@ pub struct Screen {
 
 impl Screen {
     pub fn new() -> Self {
-        let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let near = openpt(flags).unwrap();
         grantpt(&near).unwrap();
         unlockpt(&near).unwrap();
-        let far = ioctl_tiocgptpeer(&near, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let far = ioctl_tiocgptpeer(&near, flags).unwrap();
         let screen = Self { near: near.into(), far, shown: String::new() };
         screen.resize(30, 90);
         screen
@@ -52,8 +53,19 @@ impl Screen {
         command.stderr(self.far.try_clone().unwrap()).spawn().unwrap()
     }
 
-    /// Reads until this was shown, and forgets what came before.
-    pub fn until(&mut self, text: &str) {
+    /// Starts it in front, so that keys such as Ctrl-C become signals for it.
+    pub fn start_in_front(&self, place: &Place, args: &[&str]) -> Child {
+        let mut command = Command::new("setsid");
+        let inner = place.command(args);
+        command.args(["--ctty", "--wait"]).arg(inner.get_program()).args(inner.get_args());
+        command.current_dir(place.workspace()).env_clear();
+        let set = inner.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        command.envs(set);
+        self.start_with(command)
+    }
+
+    /// Reads until this was shown, forgets that and what came before, and answers it.
+    pub fn until(&mut self, text: &str) -> String {
         let mut buffer = [0; 1024];
         let at = loop {
             if let Some(at) = self.shown.find(text) {
@@ -68,7 +80,7 @@ impl Screen {
             let count = self.near.read(&mut buffer).unwrap();
             self.shown += &String::from_utf8_lossy(&buffer[..count]);
         };
-        self.shown.drain(..at + text.len());
+        self.shown.drain(..at + text.len()).collect()
     }
 
     pub fn keys(&mut self, keys: &str) {

@@ -1,5 +1,6 @@
 //! Removes a directory tree that a guest has filled, after its last process has ended: whatever its
-//! depth, its modes and its names. Never follows a link, and needs the same memory for any tree.
+//! depth, its modes and its names. Never follows a link, and needs the same memory for any tree. Two
+//! may be at it at once: a warden, and whoever finds that the warden's owner is gone.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -21,8 +22,14 @@ pub fn clear(path: &Path) -> io::Result<()> {
     let mut moved = 0;
     // A directory inside gives its own directories to the top before it goes, so that the way down
     // is never longer than one step.
-    empty(&top, |name| flatten(&top, name, &mut moved))?;
-    Ok(gone(unlinkat(CWD, path, AtFlags::REMOVEDIR))?)
+    loop {
+        empty(&top, |name| flatten(&top, name, &mut moved))?;
+        match gone(unlinkat(CWD, path, AtFlags::REMOVEDIR)) {
+            // Somebody else who clears has just moved a directory up.
+            Err(Errno::NOTEMPTY) => {}
+            removed => return Ok(removed?),
+        }
+    }
 }
 
 /// Removes everything but directories, which are dealt with as told until none is left.
@@ -37,7 +44,7 @@ fn empty(
         }
         for (name, is_directory) in entries {
             match is_directory {
-                true => deal_with(&name)?,
+                true => gone(deal_with(&name))?,
                 false => gone(unlinkat(directory, &name, AtFlags::empty()))?,
             }
         }
@@ -62,7 +69,10 @@ fn batch(directory: &OwnedFd) -> Result<Vec<(CString, bool)>, Errno> {
         if name == c"." || name == c".." {
             continue;
         }
-        entries.push((name.to_owned(), is_directory(directory, name, entry.file_type())?));
+        match is_directory(directory, name, entry.file_type()) {
+            Err(Errno::NOENT) => continue,
+            told => entries.push((name.to_owned(), told?)),
+        }
         if entries.len() == BATCH {
             break;
         }
@@ -85,7 +95,11 @@ fn flatten(top: &OwnedFd, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
     chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
     let directory = open(top, name)?;
     empty(&directory, |inner| move_up(&directory, inner, top, moved))?;
-    gone(unlinkat(top, name, AtFlags::REMOVEDIR))
+    match gone(unlinkat(top, name, AtFlags::REMOVEDIR)) {
+        // Another one has been moved here meanwhile: it is met again at the top.
+        Err(Errno::NOTEMPTY) => Ok(()),
+        removed => removed,
+    }
 }
 
 fn move_up(from: &OwnedFd, name: &CStr, top: &OwnedFd, moved: &mut u64) -> Result<(), Errno> {
@@ -129,5 +143,35 @@ mod tests {
         assert!(!top.exists());
         assert_eq!(std::fs::read_to_string(&kept).unwrap(), "kept");
         clear(&top).unwrap();
+    }
+
+    fn fill(top: &Path) {
+        for place in ["a/b/c", "a/d", "e/f/g/h", "i"] {
+            let place = top.join(place);
+            std::fs::create_dir_all(&place).unwrap();
+            (0..20).for_each(|n| std::fs::write(place.join(n.to_string()), "x").unwrap());
+        }
+    }
+
+    #[test]
+    fn two_who_remove_the_same_tree_both_succeed() {
+        let home = tempfile::tempdir().unwrap();
+        let top = home.path().join("top");
+        for _ in 0..50 {
+            fill(&top);
+            let start = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                let both = [(); 2].map(|()| {
+                    scope.spawn(|| {
+                        start.wait();
+                        clear(&top)
+                    })
+                });
+                for one in both {
+                    one.join().unwrap().unwrap();
+                }
+            });
+            assert!(!top.exists());
+        }
     }
 }

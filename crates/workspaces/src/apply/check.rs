@@ -107,10 +107,11 @@ fn changed_beneath(
         let gone = change.was_below && went(trees, path, start, look)?;
         return Ok(gone.then_some(ConflictReason::Gone));
     };
-    let mut recent = Stamp::changed(&stat) >= start;
+    let settled = &trees.settled;
+    let mut recent = settled.changed_since(start, path, &stat);
     if !recent && takes_a_directory(change) && NodeKind::of(&stat) == NodeKind::Directory {
-        visit(trees.lower, path, |_, stat| {
-            recent |= Stamp::changed(stat) >= start;
+        visit(trees.lower, path, |path, stat| {
+            recent |= settled.changed_since(start, path, stat);
             Ok(())
         })?;
     }
@@ -123,14 +124,15 @@ fn changed_beneath(
 /// an overlay it is only known that the file came from beneath, from there or from elsewhere.
 fn went(trees: &Trees<'_>, path: &TreePath, start: Stamp, look: Look) -> Outcome<bool> {
     let moved = match (trees.layer, look) {
-        (Layer::Copy(..), _) => return Ok(true),
+        (Layer::Copy(..), _) => return Ok(!trees.settled.removed(path)),
         // The stage itself is a new entry of the root.
         (Layer::Upper(_), Look::Again) => return Ok(false),
         (Layer::Upper(_), Look::First { moved }) => moved,
     };
     let Some((parent, _)) = path.split() else { return Ok(false) };
     let above = trees.lower.stat(&parent).step("look at", &parent)?;
-    Ok(!moved && above.is_none_or(|stat| Stamp::changed(&stat) >= start))
+    let changed = |stat| trees.settled.changed_since(start, &parent, &stat);
+    Ok(!moved && above.is_none_or(changed))
 }
 
 fn takes_a_directory(change: &Change) -> bool {

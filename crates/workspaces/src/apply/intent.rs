@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
+use super::settled::{End, Settled};
 use crate::clock::Stamp;
 use crate::fault::{Fault, Outcome, Step};
 use crate::path::TreePath;
@@ -21,6 +22,8 @@ pub(crate) struct Intent {
     pub(super) target: PathBuf,
     /// Which directory that was: its device and number.
     pub(super) root: (u64, u64),
+    /// Whether it is another tree than the one beneath the workspace.
+    pub(super) elsewhere: bool,
     /// The directory in it that holds new contents before and old ones after.
     pub(super) stage: String,
     pub(super) phase: Phase,
@@ -93,32 +96,48 @@ pub(super) fn root_of(tree: &Tree) -> Outcome<(u64, u64)> {
 
 /// Where the intent of one workspace is written: a file that appears and changes whole or not at all.
 #[derive(Debug)]
-pub(crate) struct Ledger(PathBuf);
+pub(crate) struct Ledger {
+    file: PathBuf,
+    dir: PathBuf,
+}
 
 impl Ledger {
     pub(crate) fn new(dir: &Path) -> Self {
-        Self(dir.join("intent.json"))
+        Self { file: dir.join("intent.json"), dir: dir.to_owned() }
     }
 
     pub(crate) fn read(&self) -> Outcome<Option<Intent>> {
-        let bytes = match std::fs::read(&self.0) {
+        let bytes = match std::fs::read(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            read => read.step("read", self.0.display())?,
+            read => read.step("read", self.file.display())?,
         };
         serde_json::from_slice(&bytes).map(Some).map_err(|error| Fault::Damaged {
-            path: self.0.display().to_string(),
+            path: self.file.display().to_string(),
             problem: error.to_string(),
         })
     }
 
+    /// What this workspace's own applies did to the tree beneath.
+    pub(crate) fn settled(&self) -> Outcome<Settled> {
+        Settled::load(&self.dir)
+    }
+
+    /// Notes how the tree was left.
+    pub(super) fn settle(&self, target: &Tree, intent: &Intent, end: End) -> Outcome<()> {
+        match intent.elsewhere {
+            true => Ok(()),
+            false => Settled::note(&self.dir, target, intent, end),
+        }
+    }
+
     pub(super) fn write(&self, intent: &Intent) -> Outcome<()> {
-        write_whole(&self.0, intent)
+        write_whole(&self.file, intent)
     }
 
     pub(super) fn clear(&self) -> Outcome<()> {
-        match std::fs::remove_file(&self.0) {
+        match std::fs::remove_file(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.step("remove", self.0.display()),
+            removed => removed.step("remove", self.file.display()),
         }
     }
 }

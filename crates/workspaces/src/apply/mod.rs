@@ -11,6 +11,7 @@ mod check;
 mod choose;
 mod intent;
 mod recover;
+mod settled;
 mod stage;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use check::Look;
 use intent::Intent;
 pub(crate) use intent::{Ledger, write_whole};
 pub(crate) use recover::recover;
+pub(crate) use settled::Settled;
 
 /// What to apply, and where.
 #[derive(Debug, Clone, Default)]
@@ -117,6 +119,8 @@ pub(crate) struct Trees<'a> {
     pub(crate) elsewhere: bool,
     /// Since when a change of what is beneath is somebody else's; nothing where nobody else writes.
     pub(crate) start: Option<Stamp>,
+    /// What of those changes was this workspace's own `apply`.
+    pub(crate) settled: Settled,
 }
 
 /// Applies what a diff says.
@@ -140,7 +144,7 @@ pub(crate) fn apply(
     let mut intent = stage::stage(trees, &checked.todo, ledger)?;
     let finished = finish(trees, &chosen.wanted, &mut intent, ledger);
     if let Ok(Acted::Done) = finished {
-        recover::clear(trees.target, &intent, ledger)?;
+        recover::conclude(trees.target, &intent, ledger)?;
         return Ok(done);
     }
     recover::roll_back(trees.target, &intent, ledger)?;

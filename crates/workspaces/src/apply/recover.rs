@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::act::{Way, rename, set_mode};
 use super::intent::{Act, Action, Intent, Ledger, Phase, root_of};
+use super::settled::End;
 use crate::fault::{Fault, Outcome, Step};
 use crate::path::TreePath;
 use crate::remove::remove;
@@ -29,9 +30,16 @@ pub(crate) fn recover(ledger: &Ledger) -> Outcome<()> {
         });
     }
     match intent.phase {
-        Phase::Staging | Phase::Committed => clear(&target, &intent, ledger),
+        Phase::Staging => clear(&target, &intent, ledger),
+        Phase::Committed => conclude(&target, &intent, ledger),
         Phase::Acting => roll_back(&target, &intent, ledger),
     }
+}
+
+/// After the word that all is done: what was replaced can go.
+pub(super) fn conclude(target: &Tree, intent: &Intent, ledger: &Ledger) -> Outcome<()> {
+    ledger.settle(target, intent, End::Done)?;
+    clear(target, intent, ledger)
 }
 
 /// Undoes every step that was made.
@@ -46,6 +54,7 @@ pub(super) fn roll_back(target: &Tree, intent: &Intent, ledger: &Ledger) -> Outc
     for action in intent.steps.iter().rev() {
         undo(target, &stage, action).map_err(|fault| kept(fault, target, intent))?;
     }
+    ledger.settle(target, intent, End::Undone)?;
     clear(target, intent, ledger)
 }
 

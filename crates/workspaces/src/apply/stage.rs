@@ -34,6 +34,7 @@ pub(super) fn stage(trees: &Trees<'_>, todo: &[Todo<'_>], ledger: &Ledger) -> Ou
     let mut intent = Intent {
         target: trees.target.path().to_owned(),
         root: root_of(trees.target)?,
+        elsewhere: trees.elsewhere,
         stage: stockade_engine::draft_name("stockade-apply"),
         phase: Phase::Staging,
         steps: Vec::new(),
