@@ -43,6 +43,47 @@ impl<T> Kept<T> {
     }
 }
 
+/// The first so many paths. Sorted now and then rather than always: most paths come in some order.
+pub struct Firsts {
+    paths: Vec<Box<[u8]>>,
+    limit: usize,
+    more: bool,
+}
+
+impl Firsts {
+    pub fn new(limit: u32) -> Self {
+        Self { paths: Vec::new(), limit: limit as usize, more: false }
+    }
+
+    pub fn add(&mut self, path: &[u8]) {
+        self.paths.push(path.into());
+        if self.paths.len() >= 2 * self.limit + 1024 {
+            self.prune();
+        }
+    }
+
+    pub fn merge(&mut self, other: &mut Self) {
+        self.more |= other.more;
+        self.paths.append(&mut other.paths);
+        self.prune();
+    }
+
+    fn prune(&mut self) {
+        if self.paths.len() > self.limit {
+            self.paths.select_nth_unstable(self.limit);
+            self.paths.truncate(self.limit);
+            self.more = true;
+        }
+    }
+
+    /// The paths in order, and whether there are more.
+    pub fn finish(mut self) -> (Vec<Box<[u8]>>, bool) {
+        self.prune();
+        self.paths.sort_unstable();
+        (self.paths, self.more)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +96,19 @@ mod tests {
             assert!(kept.more);
             assert_eq!(kept.into_results().collect::<Vec<_>>(), [1, 2]);
         }
+    }
+
+    #[test]
+    fn the_first_paths_are_kept_through_many_prunes_and_merges() {
+        let (mut one, mut other) = (Firsts::new(3), Firsts::new(3));
+        for n in (0..20_000u32).rev() {
+            let part = if n % 2 == 0 { &mut one } else { &mut other };
+            part.add(format!("{n:05}").as_bytes());
+        }
+        one.merge(&mut other);
+        let (paths, more) = one.finish();
+        assert!(more);
+        assert_eq!(paths, [b"00000", b"00001", b"00002"].map(|path| Box::from(&path[..])));
     }
 
     #[test]

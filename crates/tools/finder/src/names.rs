@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 
 use globset::{GlobBuilder, GlobMatcher};
 use ignore::WalkState;
-use stockade_finder::{Answer, Failure, Request};
+use stockade_finder::{Answer, Failure, Request, shown};
 
 use crate::Refused;
-use crate::kept::Kept;
+use crate::kept::Firsts;
 use crate::root::{Root, Start};
 use crate::walk::{self, Problems, inner};
 
@@ -26,16 +26,17 @@ pub fn find(request: &Request, root: &Root, pattern: &str) -> Result<Vec<Answer>
         let why = format!("`{}` is a file, not a directory", request.path);
         return Err(Refused(Failure::Unusable, why));
     };
-    let (kept, problems) = (Mutex::new(Kept::new(request.limit)), Problems::default());
+    let (all, problems) = (Mutex::new(Firsts::new(request.limit)), Problems::default());
     walk::over(request, root, start)?.run(|| {
-        Box::new(|entry| {
+        let mut found = Own { firsts: Firsts::new(request.limit), all: &all };
+        let (matcher, problems) = (&matcher, &problems);
+        Box::new(move |entry| {
             match entry {
                 Ok(entry) => {
                     let directory = entry.file_type().is_none_or(|kind| kind.is_dir());
-                    if !directory && matcher.is_match(inner(entry.path())) {
-                        let path = inner(entry.path()).as_os_str().as_bytes().to_vec();
-                        let name = walk::name(entry.path());
-                        kept.lock().unwrap_or_else(PoisonError::into_inner).add(path, 1, name);
+                    let path = inner(entry.path());
+                    if !directory && matcher.is_match(path) {
+                        found.firsts.add(path.as_os_str().as_bytes());
                     }
                 }
                 Err(error) => problems.add(error.to_string()),
@@ -43,7 +44,19 @@ pub fn find(request: &Request, root: &Root, pattern: &str) -> Result<Vec<Answer>
             WalkState::Continue
         })
     });
-    let kept = kept.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let end = Answer::End { more: kept.more, problems: problems.told() };
-    Ok(kept.into_results().map(Answer::File).chain([end]).collect())
+    let (paths, more) = all.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
+    let end = Answer::End { more, problems: problems.told() };
+    Ok(paths.iter().map(|path| Answer::File(shown(path))).chain([end]).collect())
+}
+
+/// What one thread found: added to everything when the thread is done, so that none waits for another.
+struct Own<'a> {
+    firsts: Firsts,
+    all: &'a Mutex<Firsts>,
+}
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).merge(&mut self.firsts);
+    }
 }

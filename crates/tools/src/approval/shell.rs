@@ -31,9 +31,9 @@ impl Reader<'_> {
         match first {
             ';' | '\n' => {
                 self.skip(1);
-                // Two in a row mean something else, or nothing.
-                if first == '\n' && self.words.is_empty() && !self.due {
-                    return Some(true);
+                if self.words.is_empty() {
+                    // Empty lines mean nothing; two semicolons in a row mean something else.
+                    return (first == '\n' && !self.due).then_some(true);
                 }
                 self.end_command(false)?;
             }
@@ -194,6 +194,8 @@ mod tests {
             "a &&",
             "&& a",
             "a ;; b",
+            "a ;;",
+            "a\n;",
             "| a",
             "(a)",
             "{ a; }",
@@ -239,11 +241,19 @@ mod tests {
         dir
     }
 
+    /// What lines are made of: mostly plain things, and each thing that makes a doubt.
+    const PARTS: &[&str] = &[
+        " ", " ", "a", "b.c", "-x", "'b c'", "\"d e\"", ";", "&&", "\n", "bb", " bb ", "''", "=",
+        ",", "$x", "*", "'", "\"", "\\", "#", "!", "~", "{a,b}", "(", "&", ";;",
+    ];
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn what_is_understood_is_what_the_shell_does(tail in "[a-c '\";\n$`\\\\*?~#!{}()=,.-]{0,24}") {
-            let line = format!("aa {tail}");
+        fn what_is_understood_is_what_the_shell_does(
+            parts in proptest::collection::vec(proptest::sample::select(PARTS), 0..10),
+        ) {
+            let line = format!("aa {}", parts.concat());
             let known = commands(&line);
             let Some(known) = known.filter(|argvs| argvs.iter().all(|argv| ["aa", "bb"].contains(&argv[0].as_str()))) else {
                 return Ok(());

@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
     }
 
     fn hunk_line(&self, line: &str) -> Result<Line, ToolError> {
-        let text = || line[1..].as_bytes().to_vec();
+        let text = || line.as_bytes()[1..].to_vec();
         match line.as_bytes().first() {
             // An empty line of context whose blank was lost on the way.
             None => Ok(Line::Keep(Vec::new())),

@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
     /// A commit message may stand before the first file.
     fn skip_prelude(&mut self) {
         let begins = |line: &&str| line.starts_with("diff --git ") || line.starts_with("--- ");
-        self.at = self.lines.iter().position(|line| begins(&line)).unwrap_or(self.lines.len());
+        self.at = self.lines.iter().position(begins).unwrap_or(self.lines.len());
     }
 
     /// One file: its headers, then its hunks.
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
         let Some(line) = self.peek() else {
             return Err(self.fail(short));
         };
-        let text = |line: &str| line[1..].as_bytes().to_vec();
+        let text = |line: &str| line.as_bytes()[1..].to_vec();
         match line.as_bytes().first() {
             Some(b' ') => hunk.lines.push(Line::Keep(text(line))),
             Some(b'-') => hunk.lines.push(Line::Remove(text(line))),

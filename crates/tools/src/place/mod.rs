@@ -156,9 +156,11 @@ impl Place {
         if dir.starts_with('/') {
             return dir.to_owned();
         }
-        let root = match &self.spec.workspace {
-            Workspace::Local(path) if self.local => path.to_string(),
-            _ => WORKSPACE_ROOT.to_owned(),
+        let root = match (self.local, self.spec.workspace.clone()) {
+            (true, Workspace::Local(path)) => path.to_string(),
+            (true, Workspace::Ephemeral | Workspace::Overlay(_)) | (false, _) => {
+                WORKSPACE_ROOT.to_owned()
+            }
         };
         match dir.trim_start_matches("./") {
             "" | "." => root,
