@@ -70,7 +70,7 @@ struct HttpArgs {
 /// Serves until the client, or a signal, ends it.
 pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
+    let settings = wanted.settings(printer)?.settings;
     let spec = args.spec.spec(&wanted, &settings)?;
     let door = args.http.door().await?;
     let mut interrupts = Interrupts::listen()?;

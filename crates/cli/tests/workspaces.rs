@@ -203,6 +203,7 @@ fn a_workspace_that_a_sandbox_has_is_left_alone_unless_forced() {
         assert_untouched(&place);
         let listed = place.json(&["workspace", "ls"])["workspaces"][0].take();
         assert_eq!((&listed["inUse"], &listed["changes"]), (&true.into(), &3.into()));
+        assert_eq!(place.listed(&sandbox).unwrap()["workspace"], id.as_str());
         for verb in ["apply", "discard"] {
             let refused = place.stockade(&["workspace", verb, &id]);
             refused.is_refused(&["a sandbox has workspace", &id, "stockade kill", "--force"]);
@@ -379,4 +380,53 @@ fn explain_says_who_would_take_a_view_and_makes_none() {
     assert!(done.code == 125 && done.stdout.contains("overlay-workspace"), "{done:?}");
     place.stockade(&["explain", "--overlay"]).code_is(0);
     assert_eq!(ids(&place), Vec::<String>::new());
+}
+
+#[test]
+fn no_setting_is_read_from_what_a_view_shows() {
+    let place = Lasting(furnished(Place::new()));
+    let config = place.workspace().join("stockade");
+    fs::create_dir(&config).unwrap();
+    fs::write(config.join("config.toml"), "backend = \"brick\"").unwrap();
+    let with = |args: &[&str]| {
+        let mut command = place.command(args);
+        command.env("XDG_CONFIG_HOME", place.workspace());
+        finish(command)
+    };
+    assert_eq!(with(&["run", "--no-workspace", "true"]).code, 125);
+    let ignored = |done: Done| {
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(done.stderr.contains("is ignored: it lies in the workspace"), "{done:?}");
+    };
+    ignored(with(&["run", "--overlay", "--shell", CHANGES]));
+    let id = ids(&place).remove(0);
+    ignored(with(&["run", "--resume", &id, "true"]));
+    ignored(with(&["create", "--overlay"]));
+}
+
+#[test]
+fn root_works_on_a_view_of_another_users_directory_as_that_user() {
+    let place = furnished(Place::of_an_ordinary_user());
+    let owner = |name: &str| {
+        let found = fs::metadata(place.workspace().join(name)).unwrap();
+        std::os::unix::fs::MetadataExt::uid(&found)
+    };
+    let theirs = owner("a");
+    // Started by whoever runs the tests: root, if anybody.
+    let by_root = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+        command.args(args).current_dir(place.workspace()).stdin(Stdio::null()).env_clear();
+        command.env("PATH", "/usr/bin:/bin").env("STOCKADE_STATE_DIR", place.path("roots-state"));
+        let done = finish(command);
+        assert_eq!(done.code, 0, "{done:?}");
+        done.stdout.trim_end().to_owned()
+    };
+    by_root(&["run", "--overlay", "--shell", CHANGES]);
+    assert_untouched(&place);
+    let id = by_root(&["workspace", "ls", "-q"]);
+    let fork = by_root(&["workspace", "fork", &id]);
+    by_root(&["run", "--resume", &fork, "--shell", "echo more > c"]);
+    by_root(&["workspace", "apply", &fork]);
+    assert_changed(&place);
+    assert_eq!((owner("a"), owner("b"), owner("c")), (theirs, theirs, theirs));
 }

@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
 use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draft_name};
 
-use crate::apply::{Ledger, write_whole};
+use crate::apply::Ledger;
 use crate::clock::Stamp;
 use crate::fault::{Fault, Outcome, Step};
 use crate::layer::{Index, Layer};
 use crate::remove::remove;
 use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::Tree;
+use crate::whole::{self, Survives};
 
 const MANIFEST: &str = "manifest.json";
 /// A janitor may remove a directory that it catches before its maker has locked it.
@@ -158,8 +159,11 @@ impl Entry {
         })
     }
 
+    /// Writes the manifest. Only once there is something to keep does it matter whether it survives a
+    /// loss of power.
     pub(crate) fn save(&self, manifest: &Manifest) -> Outcome<()> {
-        write_whole(&self.path.join(MANIFEST), manifest)
+        let survives = if manifest.released { Survives::Power } else { Survives::Process };
+        whole::write(&self.path.join(MANIFEST), manifest, survives)
     }
 
     pub(crate) fn ledger(&self) -> Ledger {

@@ -1,5 +1,7 @@
 //! Checkouts by the host's git, of repositories on this machine.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::fs;

@@ -19,7 +19,7 @@ use stockade_workspaces::Workspaces;
 
 pub use handle::Handle;
 pub use taken::{Settled, Summary, Taken, ahead, source, take};
-pub use wanted::{GitArg, Wanted};
+pub use wanted::{Configured, GitArg, Wanted};
 
 use crate::config::Settings;
 use crate::printer::Printer;

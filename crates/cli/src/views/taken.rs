@@ -11,6 +11,7 @@ use stockade_workspaces::{
 };
 
 use super::apply::claim;
+use super::wanted::RESUME;
 use super::{Wanted, off_thread, open};
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -56,14 +57,9 @@ pub async fn take(
     let (workspaces, workspace) = match (wanted, wanted.hint()) {
         (Wanted::Kept(handle), _) => {
             let workspaces = open(settings)?;
-            let id = handle.find(&workspaces, "--resume")?;
+            let id = handle.find(&workspaces, RESUME)?;
             // Said here by its name; a backend that lost a race would say the same of a path.
-            drop(claim(
-                &workspaces,
-                &id,
-                "--resume",
-                "end it first (`stockade ps`, `stockade kill`)",
-            )?);
+            drop(claim(&workspaces, &id, RESUME, "end it first (`stockade ps`, `stockade kill`)")?);
             let workspace = workspaces.get(&id)?;
             (workspaces, workspace)
         }

@@ -60,13 +60,8 @@ pub(super) fn roll_back(target: &Tree, intent: &Intent, ledger: &Ledger) -> Outc
 
 /// Says where what could not be put back is.
 fn kept(fault: Fault, target: &Tree, intent: &Intent) -> Fault {
-    match fault {
-        Fault::Stuck { path, .. } => {
-            let kept = target.path().join(&intent.stage).display().to_string();
-            Fault::Stuck { path, kept }
-        }
-        other => other,
-    }
+    let Fault::Stuck { path, .. } = fault else { return fault };
+    Fault::Stuck { path, kept: target.path().join(&intent.stage).display().to_string() }
 }
 
 /// Removes the stage with all that is in it, then the note about it.

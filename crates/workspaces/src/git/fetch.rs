@@ -35,7 +35,7 @@ pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome
 fn get(bare: &Path, source: &Source, what: &[&str]) -> Outcome<()> {
     Run::with_configuration("fetch from", source)
         .at(bare)
-        .args(["fetch", "--quiet", "--force", "--no-tags", "--no-recurse-submodules"])
+        .args(["fetch", "--quiet", "--force", "--prune", "--no-tags", "--no-recurse-submodules"])
         .args(["--no-write-fetch-head", "--no-auto-maintenance", "--", &source.address])
         .args(what)
         .run()?;

@@ -120,9 +120,9 @@ impl<'a> Run<'a> {
     pub(crate) fn ask(self) -> Result<Ran, GitFault> {
         let Self { mut command, step, source, limit } = self;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.process_group(0).spawn().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => GitFault::NotInstalled,
-            _ => failed(step, source, &error.to_string()),
+        let mut child = command.process_group(0).spawn().map_err(|error| {
+            let absent = error.kind() == std::io::ErrorKind::NotFound;
+            if absent { GitFault::NotInstalled } else { failed(step, source, &error.to_string()) }
         })?;
         let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
         let in_time = wait(&child, limit);
