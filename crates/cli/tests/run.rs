@@ -5,6 +5,7 @@
 mod common;
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use common::{Place, finish, wait};
@@ -35,6 +36,23 @@ fn a_command_that_does_not_start_says_why_and_ends_with_126_or_127() {
     place.stockade(&["run", "./data"]).is(126, "", denied);
     let nowhere = "stockade: cannot start: cannot enter `nowhere`: No such file or directory\n";
     place.stockade(&["run", "--workdir", "nowhere", "true"]).is(126, "", nowhere);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn root_works_on_another_users_workspace_as_that_user() {
+    let place = Place::new();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    place.write("theirs", "before");
+    for path in [place.workspace(), place.workspace().join("theirs")] {
+        std::os::unix::fs::chown(path, Some(50_321), Some(50_322)).unwrap();
+    }
+    place.stockade(&["run", "--shell", "id -u; echo after >theirs; : >new"]).is(0, "1000\n", "");
+    let new = std::fs::metadata(place.workspace().join("new")).unwrap();
+    assert_eq!((new.uid(), new.gid()), (50_321, 50_322));
+    assert_eq!(std::fs::read_to_string(place.workspace().join("theirs")).unwrap(), "after\n");
     place.assert_nothing_is_left();
 }
 

@@ -22,6 +22,7 @@ mod screenshot;
 mod search;
 mod tool;
 mod toolbox;
+mod views;
 mod workspace;
 
 pub use answer::{Image, ToolAnswer};
@@ -32,3 +33,4 @@ pub use error::ToolError;
 pub use options::{LocalOptions, ToolboxOptions};
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;
+pub use views::{ViewSource, Views};

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use stockade_core::{EnvName, HostPath, SandboxSpec};
 
 use crate::approval::ApprovalConfig;
+use crate::views::Views;
 
 /// What a toolbox is opened with.
 #[derive(Debug, Clone)]
@@ -18,6 +19,8 @@ pub struct ToolboxOptions {
     pub local: Option<LocalOptions>,
     /// The user's rules. Never from the workspace, never from the agent.
     pub approval: ApprovalConfig,
+    /// Where sandboxes get views from whose changes are kept apart: each whose spec says so gets its own.
+    pub views: Option<Views>,
     /// What sandboxes made by `sandbox_create` are like where the agent does not say.
     pub template: SandboxSpec,
 }
@@ -39,6 +42,7 @@ impl ToolboxOptions {
             bound: None,
             local: None,
             approval: ApprovalConfig::default(),
+            views: None,
             template: SandboxSpec::default(),
         }
     }

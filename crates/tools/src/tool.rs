@@ -106,7 +106,8 @@ tools! {
     "Shows what was changed in a copy-on-write workspace since its start.";
     WorkspaceApply "workspace_apply" "Apply changes" WorkspaceApply, Effect::Changes,
     "Brings the changes of a copy-on-write workspace to the user's own files, as a whole or not at \
-     all. Files that would run code later are held back unless named.";
+     all, and ends the sandbox: the next call begins anew. Files that would run code later are held \
+     back unless named. A person is asked.";
 }
 
 impl Tool {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::diff::Change;
-use crate::held::HeldReason;
+use crate::held::{HeldReason, in_git};
 use crate::path::TreePath;
 use crate::tree::Tree;
 
@@ -12,14 +12,18 @@ use crate::tree::Tree;
 const MARKS: [&[u8]; 3] = [b"HEAD", b"objects", b"refs"];
 const WHY: &str = "git would take the directory for a repository and run what its config names";
 
-/// Holds back everything in directories that the changes make into repositories.
+/// Holds back everything in directories that the changes make into repositories. The changes are
+/// sorted, so both lists are gone through once.
 pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
-    let tops = repositories(changes, lower);
-    if tops.is_empty() {
-        return;
-    }
+    let mut tops = repositories(changes, lower).into_iter().peekable();
+    let mut top: Option<TreePath> = None;
     for change in changes {
-        if tops.iter().any(|top| change.path.is_within(top)) {
+        while let Some(next) = tops.next_if(|next| *next <= change.path) {
+            if top.as_ref().is_none_or(|top| !next.is_within(top)) {
+                top = Some(next);
+            }
+        }
+        if top.as_ref().is_some_and(|top| change.path.is_within(top)) {
             change.held.get_or_insert(HeldReason::RunsCode(WHY));
         }
     }
@@ -40,7 +44,7 @@ fn repositories(changes: &[Change], lower: &Tree) -> BTreeSet<TreePath> {
 /// rules of its own.
 fn candidate(change: &Change) -> Option<TreePath> {
     let (parent, name) = change.path.split()?;
-    let inside = parent.names().any(|name| name.eq_ignore_ascii_case(b".git"));
+    let inside = in_git(&parent);
     let telling = MARKS.contains(&name) || name == b"config" || name == b"hooks";
     let above = parent.split().filter(|(_, last)| *last == b"hooks").map(|(top, _)| top);
     (!inside && (telling || above.is_some())).then_some(above.unwrap_or(parent))

@@ -42,12 +42,12 @@ impl Stamp {
 
     /// When a file, its mode, its names or its owner last changed. No program can set this.
     pub(crate) fn changed(stat: &Stat) -> Self {
-        Self { sec: stat.st_ctime as i64, nsec: stat.st_ctime_nsec as i64 }
+        Self { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as i64 }
     }
 
     /// When a file's content last changed, by its own account.
     pub(crate) fn modified(stat: &Stat) -> Self {
-        Self { sec: stat.st_mtime as i64, nsec: stat.st_mtime_nsec as i64 }
+        Self { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as i64 }
     }
 }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::path::TreePath;
 use crate::table::{Match, RULES, within_git};
+use crate::tree::Tree;
 
 /// Why a change is held back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -54,7 +55,7 @@ impl fmt::Display for HeldReason {
 
 /// Why a path is held back for what it is called.
 pub(crate) fn by_name(path: &TreePath) -> Option<&'static str> {
-    let names: Vec<Vec<u8>> = path.names().map(<[u8]>::to_ascii_lowercase).collect();
+    let names: Vec<Vec<u8>> = path.names().map(folded).collect();
     names.iter().enumerate().find_map(|(at, name)| {
         let rest = &names[at + 1..];
         if name == b".git" {
@@ -62,6 +63,29 @@ pub(crate) fn by_name(path: &TreePath) -> Option<&'static str> {
         }
         RULES.iter().find(|rule| applies(&rule.matches, name, rest)).map(|rule| rule.reason)
     })
+}
+
+/// A name as the most forgiving of file systems sees it: without regard to case, without characters
+/// that do not show, without dots and blanks at its end.
+fn folded(name: &[u8]) -> Vec<u8> {
+    let Ok(text) = std::str::from_utf8(name) else { return name.to_ascii_lowercase() };
+    let shown = text.chars().filter(|c| !is_ignorable(*c));
+    let folded: String = shown.flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
+    folded.trim_end_matches(['.', ' ']).as_bytes().to_vec()
+}
+
+/// Characters that file systems without regard to case pass over.
+fn is_ignorable(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Whether a path lies in a repository's own directory.
+pub(crate) fn in_git(path: &TreePath) -> bool {
+    path.names().any(|name| folded(name) == b".git")
 }
 
 fn applies(rule: &Match, name: &[u8], rest: &[Vec<u8>]) -> bool {
@@ -75,11 +99,17 @@ fn applies(rule: &Match, name: &[u8], rest: &[Vec<u8>]) -> bool {
     }
 }
 
+/// Whether a symbolic link at a path leads out of the tree, or could.
+pub(crate) fn leaves(tree: &Tree, path: &TreePath, target: &[u8]) -> bool {
+    let above = path.split().map_or_else(TreePath::root, |(parent, _)| parent);
+    link_leaves(path, target) || tree.escapes(&above, target)
+}
+
 /// Whether a symbolic link at a path could lead out of the tree, by what it says.
 ///
 /// After a name that may itself be a link, `..` leads where nobody can tell from here; so only those
 /// in front count, and not more of them than there are directories above.
-pub(crate) fn link_leaves(path: &TreePath, target: &[u8]) -> bool {
+fn link_leaves(path: &TreePath, target: &[u8]) -> bool {
     if target.starts_with(b"/") {
         return true;
     }
@@ -138,6 +168,10 @@ mod tests {
             ".cargo/config.toml",
             "x.code-workspace",
             ".bashrc",
+            ".g\u{200c}it/config",
+            ".hu\u{17f}\u{212a}y/pre-push",
+            ".git /hooks/x",
+            ".envrc.",
         ] {
             assert!(held(path), "{path}");
         }

@@ -27,6 +27,7 @@ mod store;
 mod table;
 mod tree;
 mod walk;
+mod whole;
 mod workspaces;
 
 pub use apply::{Application, Applied, ApplyOptions, Conflict, ConflictReason};

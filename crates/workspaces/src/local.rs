@@ -20,9 +20,9 @@ pub(crate) fn directory(given: &Path) -> Outcome<HostPath> {
     }
     rustix::fs::access(&real, Access::READ_OK | Access::EXEC_OK).step("read", real.display())?;
     let shown = real.display().to_string();
-    HostPath::try_from(real).or_else(|_| {
+    HostPath::try_from(real).map_err(|_| {
         let problem = "has a name that is not valid UTF-8, or too long";
-        Err(Fault::Refused { path: shown, problem, remedy: "rename it" })
+        Fault::Refused { path: shown, problem, remedy: "rename it" }
     })
 }
 

@@ -5,6 +5,7 @@
 //! whatever a guest called its files, and parses back to the same path.
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -89,6 +90,18 @@ impl TreePath {
             None if self.is_root() => None,
             None => Some((Self::root(), &self.0)),
         }
+    }
+
+    /// Whether this or a directory above it is among some.
+    pub(crate) fn is_within_any(&self, others: &HashSet<Self>) -> bool {
+        let mut here = (!others.is_empty()).then(|| self.clone());
+        while let Some(path) = here {
+            if others.contains(&path) {
+                return true;
+            }
+            here = path.split().map(|(parent, _)| parent);
+        }
+        false
     }
 
     /// The names from the root down.

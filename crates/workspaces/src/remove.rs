@@ -120,7 +120,7 @@ mod tests {
         symlink(place.path(), dir.join("out")).unwrap();
         std::fs::create_dir(dir.join("closed")).unwrap();
         std::fs::write(dir.join("closed/x"), "x").unwrap();
-        std::fs::set_permissions(dir.join("closed"), PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(dir.join("closed"), PermissionsExt::from_mode(0o0)).unwrap();
         for _ in 0..700 {
             dir.push("d");
             std::fs::create_dir(&dir).unwrap();

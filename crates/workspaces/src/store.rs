@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
 use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draft_name};
 
-use crate::apply::{Ledger, write_whole};
+use crate::apply::Ledger;
 use crate::clock::Stamp;
 use crate::fault::{Fault, Outcome, Step};
 use crate::layer::{Index, Layer};
 use crate::remove::remove;
 use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::Tree;
+use crate::whole::{self, Survives};
 
 const MANIFEST: &str = "manifest.json";
 /// A janitor may remove a directory that it catches before its maker has locked it.
@@ -117,14 +118,23 @@ impl Store {
     pub(crate) fn tidy(&self) -> Outcome<()> {
         for name in self.0.names().step("list", self.0.path().display())? {
             if name.starts_with(".gone-") {
-                // Its remover may be at it still: then each finds less to do.
-                let _ = remove(&self.0, name.as_bytes());
+                self.tidy_gone(&name)?;
             }
         }
         for id in self.ids()? {
             self.tidy_one(&id)?;
         }
         Ok(())
+    }
+
+    /// Goes on with a removal, unless its remover is at it still.
+    fn tidy_gone(&self, name: &str) -> Outcome<()> {
+        let path = self.0.path_of(name);
+        let Ok(file) = self.0.open(name, OFlags::RDONLY | OFlags::DIRECTORY) else { return Ok(()) };
+        match Locked::attempt(file, Sharing::Exclusive).step("lock", path.display())? {
+            Ok(_lock) => remove(&self.0, name.as_bytes()).step("remove", path.display()),
+            Err(_) => Ok(()),
+        }
     }
 
     fn tidy_one(&self, id: &WorkspaceId) -> Outcome<()> {
@@ -158,8 +168,11 @@ impl Entry {
         })
     }
 
+    /// Writes the manifest. Only once there is something to keep does it matter whether it survives a
+    /// loss of power.
     pub(crate) fn save(&self, manifest: &Manifest) -> Outcome<()> {
-        write_whole(&self.path.join(MANIFEST), manifest)
+        let survives = if manifest.released { Survives::Power } else { Survives::Process };
+        whole::write(&self.path.join(MANIFEST), manifest, survives)
     }
 
     pub(crate) fn ledger(&self) -> Ledger {

@@ -192,7 +192,7 @@ pub(crate) const RULES: &[Rule] = &[
     name(".watchmanconfig", DEBUGGER),
 ];
 
-const GIT: &str = "git runs programs that it names, or trusts it about where things are";
+pub(crate) const GIT: &str = "git runs programs that it names, or trusts it about where things are";
 
 /// What is plain data in a repository: commits, branches, the index. All else is held back, so that
 /// what git learns to read tomorrow is held back too.
@@ -214,7 +214,6 @@ const GIT_DATA: &[&str] = &[
     "squash_msg",
     "commit_editmsg",
     "description",
-    "branches",
 ];
 
 /// Whether a path in `.git` is held back, given the lower-case names after it.

@@ -1,6 +1,8 @@
 //! Trees that a guest made to do harm: nothing outside is read or written, nothing hangs, and what
 //! cannot be done says which path.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::ffi::OsStr;
@@ -209,11 +211,42 @@ fn a_directory_swapped_for_a_link_while_apply_runs_leads_nowhere() {
 }
 
 #[test]
+fn a_link_turned_outwards_while_apply_runs_is_not_applied() {
+    let place = Place::new();
+    let stop = AtomicBool::new(false);
+    for _ in 0..100 {
+        let workspace = place.overlay();
+        let upper = place.upper(&workspace.id);
+        symlink("inside", upper.join("link")).unwrap();
+        symlink("/etc/passwd", upper.join("spare")).unwrap();
+        stop.store(false, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let (upper, stop) = (&upper, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let (link, spare) = (upper.join("link"), upper.join("spare"));
+                    let _ = rustix::fs::renameat_with(CWD, link, CWD, spare, RenameFlags::EXCHANGE);
+                }
+            });
+            against(&place, &workspace.id);
+            stop.store(true, Ordering::Relaxed);
+        });
+        for name in ["link", "spare"] {
+            let path = place.source().join(name);
+            if let Ok(target) = fs::read_link(&path) {
+                assert_eq!(target, Path::new("inside"));
+                fs::remove_file(path).unwrap();
+            }
+        }
+        place.workspaces.discard(&workspace.id).unwrap();
+    }
+}
+
+#[test]
 fn a_file_saved_while_apply_runs_is_never_lost() {
     let place = Place::new();
     let path = place.source().join("file");
     write(&path, "0\n");
-    let stop = AtomicBool::new(false);
     for round in 0..60 {
         let workspace = place.overlay();
         write(place.upper(&workspace.id).join("file"), "guest\n");
@@ -234,7 +267,6 @@ fn a_file_saved_while_apply_runs_is_never_lost() {
         assert!(now == saved || (went_in && now == "guest\n"), "{went_in} {now}");
         place.workspaces.discard(&workspace.id).ok();
     }
-    stop.store(true, Ordering::Relaxed);
 }
 
 #[test]

@@ -1,22 +1,31 @@
 //! `apply` killed at random instants: after the next start the tree is exactly what it was before or
 //! exactly what it should become, and nothing of the staging is left.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Place, mode, opaque, open, ordinary, picture, whiteout, write};
+use rustix::fs::XattrFlags;
 use stockade_core::WorkspaceId;
 use stockade_workspaces::{Application, ApplyOptions};
 
+type Picture = BTreeMap<PathBuf, String>;
+
 const STATE: &str = "STOCKADE_TEST_STATE";
 const ID: &str = "STOCKADE_TEST_WORKSPACE";
+/// How often `apply` is killed where nothing waits for a disk.
 const KILLS: u32 = 200;
+/// How often where files are flushed to one.
+const KILLS_ON_DISK: u32 = 20;
 
 fn furnish(source: &Path) {
     for number in 0..12 {
@@ -47,9 +56,19 @@ fn change(upper: &Path) {
     symlink("added0/deep/er", upper.join("link")).unwrap();
 }
 
+/// Where files live in memory, if there is such a place; a kill takes no notice of disks.
+fn memory() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    let probe = tempfile::tempdir_in(&memory);
+    let fits = probe.is_ok_and(|dir| {
+        rustix::fs::setxattr(dir.path(), "user.overlay.x", b"y", XattrFlags::empty()).is_ok()
+    });
+    if fits { memory } else { std::env::temp_dir() }
+}
+
 /// A place with a workspace that is ready to be applied.
-fn ready() -> (Place, WorkspaceId) {
-    let place = Place::new();
+fn ready(base: &Path) -> (Place, WorkspaceId) {
+    let place = Place::on(base);
     furnish(&place.source());
     let id = place.overlay().id;
     change(&place.upper(&id));
@@ -57,8 +76,8 @@ fn ready() -> (Place, WorkspaceId) {
 }
 
 /// What the tree should become.
-fn after() -> std::collections::BTreeMap<std::path::PathBuf, String> {
-    let (place, id) = ready();
+fn after(base: &Path) -> Picture {
+    let (place, id) = ready(base);
     place.applied(&id);
     picture(&place.source())
 }
@@ -67,6 +86,7 @@ fn after() -> std::collections::BTreeMap<std::path::PathBuf, String> {
 #[test]
 fn victim() {
     let (Ok(state), Ok(id)) = (std::env::var(STATE), std::env::var(ID)) else { return };
+    println!("opening");
     let workspaces = common::open(Path::new(&state));
     println!("begun");
     let applied = workspaces.apply(&id.parse().unwrap(), &ApplyOptions::default()).unwrap();
@@ -74,8 +94,8 @@ fn victim() {
     println!("ended");
 }
 
-/// A process that is about to apply.
-fn start(place: &Place, id: &WorkspaceId) -> Child {
+/// A process that is about to apply, or to recover first.
+fn start(place: &Place, id: &WorkspaceId, until: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "victim", "--nocapture"])
         .env(STATE, place.dir.path().join("state"))
@@ -86,19 +106,20 @@ fn start(place: &Place, id: &WorkspaceId) -> Child {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     while let Some(Ok(line)) = lines.next() {
-        if line.contains("begun") {
+        if line.contains(until) {
             return child;
         }
     }
-    panic!("it never began");
+    let ended = child.wait();
+    panic!("it never began: {ended:?}");
 }
 
 /// How long an apply takes when it is left alone.
-fn duration() -> Duration {
+fn duration(base: &Path) -> Duration {
     let mut times: Vec<_> = (0..5)
         .map(|_| {
-            let (place, id) = ready();
-            let mut child = start(&place, &id);
+            let (place, id) = ready(base);
+            let mut child = start(&place, &id, "begun");
             let begun = Instant::now();
             let mut rest = String::new();
             child.stdout.as_mut().unwrap().read_to_string(&mut rest).unwrap();
@@ -123,33 +144,61 @@ impl Numbers {
     }
 }
 
-#[test]
-fn the_tree_is_before_or_after_whenever_it_is_killed() {
-    let expected = after();
-    let span = duration().as_micros() as u64 * 5 / 4;
+/// How many trees were found in which state.
+#[derive(Debug, Default)]
+struct Tally {
+    before: u32,
+    after: u32,
+    midway: u32,
+    recoveries_cut_off: u32,
+}
+
+/// Kills an apply, and now and then the recovery after it, and looks at what is left.
+fn kill(base: &Path, kills: u32) -> Tally {
+    let expected = after(base);
+    let span = duration(base).as_micros() as u64 * 5 / 4;
     let mut numbers = Numbers(0x5eed);
-    let (mut befores, mut afters, mut midway) = (0, 0, 0);
-    for _ in 0..KILLS {
-        let (place, id) = ready();
+    let mut tally = Tally::default();
+    for _ in 0..kills {
+        let (place, id) = ready(base);
         let before = picture(&place.source());
-        let mut child = start(&place, &id);
-        std::thread::sleep(Duration::from_micros(numbers.below(span)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        midway += u32::from(place.home(&id).join("intent.json").exists());
+        let intent = place.home(&id).join("intent.json");
+        end(start(&place, &id, "begun"), numbers.below(span));
+        if intent.exists() {
+            tally.midway += 1;
+            end(start(&place, &id, "opening"), numbers.below(span / 4));
+            tally.recoveries_cut_off += u32::from(intent.exists());
+        }
         open(&place.dir.path().join("state"));
         let now = picture(&place.source());
         assert!(now == before || now == expected, "{:#?}", difference(&before, &expected, &now));
-        befores += u32::from(now == before);
-        afters += u32::from(now == expected);
-        assert!(!place.home(&id).join("intent.json").exists());
+        assert!(!intent.exists());
+        tally.after += u32::from(now == expected);
         if now == before {
+            tally.before += 1;
             place.applied(&id);
             assert_eq!(picture(&place.source()), expected, "what was undone can be done again");
         }
     }
-    println!("{befores} before, {afters} after, {midway} of them cut off half-way");
-    assert!(befores > 0 && afters > 0 && midway > KILLS / 10, "{befores} {afters} {midway}");
+    println!("{tally:?}");
+    tally
+}
+
+fn end(mut child: Child, after: u64) {
+    std::thread::sleep(Duration::from_micros(after));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn the_tree_is_before_or_after_whenever_it_is_killed() {
+    let tally = kill(&memory(), KILLS);
+    assert!(tally.before > 0 && tally.after > 0 && tally.midway > 0, "{tally:?}");
+}
+
+#[test]
+fn the_tree_on_a_disk_is_before_or_after_too() {
+    kill(&std::env::temp_dir(), KILLS_ON_DISK);
 }
 
 #[test]
@@ -157,19 +206,13 @@ fn an_ordinary_users_tree_is_before_or_after_too() {
     ordinary::repeat("the_tree_is_before_or_after_whenever_it_is_killed");
 }
 
-/// The paths that are neither as before nor as after.
-fn difference(
-    before: &std::collections::BTreeMap<std::path::PathBuf, String>,
-    after: &std::collections::BTreeMap<std::path::PathBuf, String>,
-    now: &std::collections::BTreeMap<std::path::PathBuf, String>,
-) -> Vec<String> {
-    let all: std::collections::BTreeSet<_> =
-        before.keys().chain(after.keys()).chain(now.keys()).collect();
-    all.into_iter()
-        .filter(|path| before.get(*path) != now.get(*path))
-        .map(|path| {
-            let like_after = after.get(path) == now.get(path);
-            format!("{} (as after: {like_after})", path.display())
-        })
-        .collect()
+/// The paths that are not as before.
+fn difference(before: &Picture, after: &Picture, now: &Picture) -> Vec<String> {
+    let all: BTreeSet<_> = before.keys().chain(after.keys()).chain(now.keys()).collect();
+    let changed = all.into_iter().filter(|path| before.get(*path) != now.get(*path));
+    let told = changed.map(|path| {
+        let like_after = after.get(path) == now.get(path);
+        format!("{} (as after: {like_after})", path.display())
+    });
+    told.collect()
 }

@@ -1,5 +1,7 @@
 //! Acquire, diff, apply, discard, fork, release.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 mod common;
 
 use std::fs;
@@ -10,7 +12,7 @@ use common::{
     Place, conflicts, copied_up, done, fifo, mode, opaque, open, ordinary, picture, wait, whiteout,
     write,
 };
-use stockade_core::{Bytes, ErrorCode, TenantName};
+use stockade_core::{Bytes, ErrorCode, TenantName, WorkspaceId};
 use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
 use stockade_workspaces::{
     ApplyOptions, ChangeKind, ConflictReason, HeldReason, Hint, Kind, Mechanism, Request, TreePath,
@@ -315,6 +317,85 @@ fn work_that_goes_on_after_an_apply_can_be_applied_again() {
 }
 
 #[test]
+fn a_fork_of_what_was_applied_knows_what_was() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.overlay();
+    write(place.upper(&workspace.id).join("a"), "one\n");
+    place.applied(&workspace.id);
+    let fork = place.workspaces.fork(&workspace.id).unwrap();
+    write(place.upper(&fork.id).join("a"), "two\n");
+    assert_eq!(place.applied(&fork.id).applied.len(), 1);
+    write(place.upper(&workspace.id).join("a"), "three\n");
+    assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1, "the fork is somebody else");
+}
+
+#[test]
+fn a_link_in_a_repository_is_held_back() {
+    let place = Place::new();
+    write(place.source().join(".git/objects/x"), "x");
+    let workspace = place.overlay();
+    let upper = place.upper(&workspace.id);
+    fs::create_dir_all(upper.join(".git")).unwrap();
+    symlink("../payload", upper.join(".git/objects")).unwrap();
+    symlink("objects", upper.join(".git/index")).unwrap();
+    assert_eq!(place.lines(&workspace.id), ["A .git/index held", "T .git/objects held"]);
+}
+
+/// Writes down an apply that was cut off after it had swapped `a`, as another process would have.
+fn cut_off(place: &Place, id: &WorkspaceId) {
+    let source = place.source();
+    let stage = source.join(".stockade-apply-1-1");
+    fs::create_dir(&stage).unwrap();
+    let number = |path: &Path| fs::metadata(path).unwrap().ino();
+    let old = fs::metadata(source.join("a")).unwrap();
+    let (sec, nsec) = (old.mtime(), old.mtime_nsec());
+    fs::rename(source.join("a"), stage.join("1")).unwrap();
+    write(source.join("a"), "the new one\n");
+    let root = fs::metadata(&source).unwrap();
+    let intent = serde_json::json!({
+        "target": source, "root": [root.dev(), root.ino()], "elsewhere": false,
+        "stage": ".stockade-apply-1-1", "phase": "acting",
+        "steps": [{ "slot": "1", "path": "a", "act": { "swap": {
+            "new": number(&source.join("a")),
+            "old": { "ino": old.ino(), "kind": "file", "mode": old.mode() & 0o7777,
+                     "size": old.len(), "modified": { "sec": sec, "nsec": nsec } },
+        } } }],
+    });
+    write(place.home(id).join("intent.json"), intent.to_string());
+}
+
+#[test]
+fn an_apply_that_was_cut_off_is_undone_by_whoever_looks_next() {
+    let place = Place::new();
+    furnish(&place.source());
+    let before = picture(&place.source());
+    let workspace = place.overlay();
+    write(place.upper(&workspace.id).join("a"), "the new one\n");
+    cut_off(&place, &workspace.id);
+    assert_eq!(place.lines(&workspace.id), ["M a"]);
+    assert_eq!(picture(&place.source()), before);
+    place.applied(&workspace.id);
+}
+
+#[test]
+fn what_somebody_wrote_over_a_cut_off_apply_is_theirs_and_what_was_before_is_kept() {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.overlay();
+    cut_off(&place, &workspace.id);
+    fs::write(place.source().join("draft"), "mine\n").unwrap();
+    fs::rename(place.source().join("draft"), place.source().join("a")).unwrap();
+    let error = place.workspaces.diff(&workspace.id).unwrap_err();
+    assert!(error.message().contains(".stockade-apply-1-1"), "{error}");
+    let recovered = place.workspaces.recover().unwrap();
+    assert!(recovered.len() == 1 && recovered[0].outcome.is_err());
+    place.workspaces.discard(&workspace.id).unwrap();
+    let text = |path: &str| fs::read_to_string(place.source().join(path)).unwrap();
+    assert_eq!((text("a"), text(".stockade-apply-1-1/1")), ("mine\n".into(), "a\n".into()));
+}
+
+#[test]
 fn a_file_that_somebody_removed_meanwhile_does_not_come_back() {
     let place = Place::new();
     furnish(&place.source());
@@ -501,6 +582,23 @@ fn acquire_and_release_are_recorded_once() {
             Event::WorkspaceReleased { workspace: id },
         ]
     );
+}
+
+#[test]
+fn a_workspace_that_nobody_waits_for_any_more_is_given_back() {
+    let place = Place::new();
+    furnish(&place.source());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let request = Request::new(Hint::Overlay(place.source()));
+        let mut acquiring = place.workspaces.acquire(request);
+        let nothing = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(acquiring.as_mut().poll(context).is_pending())
+        });
+        assert!(nothing.await, "it is under way");
+    });
+    drop(runtime);
+    assert!(place.workspaces.list().unwrap().is_empty());
 }
 
 #[test]

@@ -9,22 +9,18 @@ mod private;
 mod probe;
 mod sandbox;
 
-use std::collections::{BTreeSet, HashMap};
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use rustix::process::Signal;
-use stockade_agent::client::AgentClient;
-use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, Result, Sandbox, SandboxId,
-};
-use stockade_launcher::{BARE_AGENT, Launched, Launcher};
+use stockade_core::{Admitted, Backend, BackendName, Capabilities, Result, Sandbox, SandboxId};
+use stockade_launcher::{BARE_AGENT, Launcher};
 
-use crate::linux::cgroup::{Group, Hierarchy, House};
-use crate::linux::running::{self, Built, Running};
-use crate::linux::{self, embed, find};
+use crate::linux::cgroup::{Group, House};
+use crate::linux::running::{self, Built};
+use crate::linux::site::{DEADLINE, Site};
+use crate::linux::{self, find};
 use private::Private;
 use sandbox::LandlockSandbox;
 
@@ -34,21 +30,16 @@ pub const NAME: BackendName = BackendName::literal("landlock");
 /// Its control groups: the warden, the agent and the keeper of an execution are not the guest's.
 const HOUSE: House = House { parent: "stockade-landlock", own_processes: 3 };
 
-/// How long the agent may take to say its first word, and a sandbox somebody else made to end.
-const DEADLINE: Duration = Duration::from_secs(10);
-
 /// The landlock backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
-#[derive(Default)]
 pub struct Landlock {
-    launcher: OnceLock<Launcher>,
-    starting: Mutex<()>,
-    hierarchy: OnceLock<Hierarchy>,
-    running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+    site: Site,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl Default for Landlock {
+    fn default() -> Self {
+        Self { site: Site::new(NAME, HOUSE, Launcher::start_bare) }
+    }
 }
 
 impl Landlock {
@@ -57,49 +48,17 @@ impl Landlock {
         Self::default()
     }
 
-    fn hierarchy(&self) -> &Hierarchy {
-        self.hierarchy.get_or_init(|| Hierarchy::detect(HOUSE))
-    }
-
-    fn launcher(&self) -> Result<&Launcher> {
-        let _one_at_a_time = lock(&self.starting);
-        if let Some(launcher) = self.launcher.get() {
-            return Ok(launcher);
-        }
-        let started = embed::launcher(Launcher::start_bare)
-            .map_err(|error| linux::no_launcher(NAME, error))?;
-        Ok(self.launcher.get_or_init(|| started))
-    }
-
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
         let workspace = plan::workspace(admitted.spec())?;
         let private = Private::make(id, workspace.as_deref())?;
-        let group = self
-            .hierarchy()
-            .create(id, admitted.limits())
-            .map_err(|error| linux::no_group(NAME, error))?;
-        let held = group.is_some() && self.hierarchy().controllers().memory;
+        let group = self.site.group(id, admitted)?;
+        let held = self.site.holds_memory(group.as_ref());
         let mut plan = plan::plan(id, admitted, workspace, &private, held);
         plan.cgroup = group.as_ref().map(Group::plan);
-        let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
-        let pending = self.launcher()?.begin_bare(&plan, theirs.into());
+        let (ours, theirs) = self.site.pipe()?;
+        let pending = self.site.launcher()?.begin_bare(&plan, theirs.into());
         let pending = pending.map_err(|error| linux::not_launched(NAME, error))?;
         let launched = linux::answer(NAME, pending).await?;
-        let running = self.note(id, admitted, launched, group, &private);
-        ours.set_nonblocking(true).map_err(no_pipe)?;
-        let ours = tokio::net::UnixStream::from_std(ours).map_err(no_pipe)?;
-        let client = AgentClient::connect(ours, DEADLINE).await?;
-        Ok(LandlockSandbox::new(running, client, private))
-    }
-
-    fn note(
-        &self,
-        id: &SandboxId,
-        admitted: &Admitted,
-        launched: Launched,
-        group: Option<Group>,
-        private: &Private,
-    ) -> Arc<Running> {
         let built = Built {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
@@ -109,9 +68,8 @@ impl Landlock {
             written: vec![private.path().to_owned()],
             held: None,
         };
-        let running = Arc::new(Running::new(id.clone(), built, admitted));
-        lock(&self.running).insert(id.clone(), Arc::clone(&running));
-        running
+        let (running, client) = self.site.open(id, built, admitted, ours).await?;
+        Ok(LandlockSandbox::new(running, client, private))
     }
 
     /// Ends what is there of a sandbox that this value did not make.
@@ -126,20 +84,7 @@ impl Landlock {
                 }
             }
         }
-        match self.hierarchy().find(id) {
-            Some(group) => running::remove(&NAME, id, &group).await,
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Landlock {
-    fn drop(&mut self) {
-        // The launcher first: it ends what it launched and removes its groups.
-        drop(self.launcher.take());
-        if let Some(hierarchy) = self.hierarchy.get() {
-            hierarchy.tidy();
-        }
+        self.site.clear(id).await
     }
 }
 
@@ -169,23 +114,18 @@ impl Backend for Landlock {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::agents(BARE_AGENT).into_iter().map(|(_, id)| id);
-        let ids: BTreeSet<_> = agents.chain(self.hierarchy().ids()).chain(private::ids()).collect();
+        let ids: BTreeSet<_> =
+            agents.chain(self.site.hierarchy().ids()).chain(private::ids()).collect();
         Ok(ids.into_iter().collect())
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let running = lock(&self.running).get(id).cloned();
-        match running {
-            Some(running) => running.end().await?,
-            None => self.end_foreign(id).await?,
+        if !self.site.end(id).await? {
+            self.end_foreign(id).await?;
         }
         // The warden has done it, unless it was itself killed.
         private::remove(id)?;
-        lock(&self.running).remove(id);
+        self.site.forget(id);
         Ok(())
     }
-}
-
-fn no_pipe(error: std::io::Error) -> Error {
-    linux::no_pipe(NAME, error)
 }

@@ -83,14 +83,16 @@ fn stands(landlock: &Landlock) -> Capabilities {
     for (feature, reason, remedy) in ABSENT {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for (feature, support) in limits::measured(landlock.hierarchy(), processes(landlock), disk()) {
+    for (feature, support) in
+        limits::measured(landlock.site.hierarchy(), processes(landlock), disk())
+    {
         all = all.with(feature, support);
     }
     all
 }
 
 fn processes(landlock: &Landlock) -> Support {
-    let why = limits::unavailable(landlock.hierarchy());
+    let why = limits::unavailable(landlock.site.hierarchy());
     Support::missing(
         format!("RLIMIT_NPROC would count all processes of this user, and {why}"),
         limits::delegation_remedy(LimitKind::Processes),

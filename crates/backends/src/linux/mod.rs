@@ -11,6 +11,7 @@ pub(crate) mod hold;
 pub(crate) mod limits;
 pub(crate) mod ready;
 pub(crate) mod running;
+pub(crate) mod site;
 mod tally;
 pub(crate) mod watch;
 

@@ -2,6 +2,7 @@
 //! so that what the launcher opens is what the caller meant and no link is followed later.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
@@ -38,17 +39,21 @@ pub(super) fn plan(
             read_only: mount.read_only,
         })
     });
+    let workspace = workspace(&spec.workspace, scratch)?;
+    let owner = owner(&workspace);
     Ok(launcher::LaunchPlan {
         id: id.to_string(),
         hostname: "sandbox".into(),
         root: root(&spec.image)?,
         copy_on_write: (spec.root == RootMode::CopyOnWrite).then_some(scratch),
-        workspace: workspace(&spec.workspace, scratch)?,
+        workspace,
         read_only: spec.read_only,
         workspace_target: WORKSPACE_ROOT.into(),
         mounts: mounts.collect::<Result<_>>()?,
         uid: user.uid,
         gid: user.gid,
+        host_uid: owner.map(|user| user.uid),
+        host_gid: owner.map(|user| user.gid),
         network: match spec.network {
             Network::Loopback => launcher::Network::Loopback,
             // Egress is not admitted on this backend.
@@ -63,6 +68,21 @@ pub(super) fn plan(
 /// Whom everything in the sandbox runs as.
 pub(super) fn user(spec: &SandboxSpec) -> User {
     spec.user.unwrap_or(SOMEBODY)
+}
+
+/// Whom the guest stands for on the host, where root may choose: whose files it works on. Root without
+/// its capabilities could not write to them, and what it made would be root's.
+fn owner(workspace: &launcher::Workspace) -> Option<User> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let written = match workspace {
+        launcher::Workspace::Ephemeral { .. } | launcher::Workspace::Trial => return None,
+        launcher::Workspace::Local { path } => path,
+        launcher::Workspace::Overlay { upper, .. } => upper,
+    };
+    let found = fs::metadata(written).ok()?;
+    Some(User { uid: found.uid(), gid: found.gid() })
 }
 
 fn root(image: &Image) -> Result<launcher::Root> {

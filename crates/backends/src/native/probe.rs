@@ -1,14 +1,12 @@
 //! What this host lets the native backend enforce: measured by building a sandbox and reading every
 //! wall back, which is what the launcher does each time.
 
-use std::os::unix::net::UnixStream;
-
 use stockade_core::{
     Backend, Boundary, Capabilities, Error, Feature, LimitKind, RootMode, SandboxSpec, Support,
 };
 use stockade_launcher::{LaunchPlan, Workspace};
 
-use super::{NAME, Native, no_pipe, plan};
+use super::{NAME, Native, plan};
 use crate::linux::{self, limits, running};
 
 const BOUNDARY: Boundary = Boundary::SharedKernel;
@@ -86,11 +84,11 @@ async fn overlay(native: &Native) -> Result<(), Error> {
     let id = linux::trial_id();
     let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
     let plan = LaunchPlan { workspace: Workspace::Trial, ..plan::plan(&id, &admitted, false)? };
-    let (ours, theirs) = UnixStream::pair().map_err(no_pipe)?;
+    let (ours, theirs) = native.site.pipe()?;
     let launched = native.raise(&plan, theirs.into()).await;
     // Its end ends the agent.
     drop(ours);
-    running::ended(&launched?.pidfd).await.map_err(no_pipe)
+    running::ended(&launched?.pidfd).await.map_err(|error| linux::no_pipe(NAME, error))
 }
 
 /// The walls stand: what else is there depends on the control groups.
@@ -104,7 +102,7 @@ fn stands(native: &Native, root: Support, workspace: Support) -> Capabilities {
     for (feature, reason, remedy) in ABSENT {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for (feature, support) in limits::measured(native.hierarchy(), processes(), disk()) {
+    for (feature, support) in limits::measured(native.site.hierarchy(), processes(), disk()) {
         all = all.with(feature, support);
     }
     all

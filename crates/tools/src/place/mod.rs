@@ -24,6 +24,7 @@ pub(crate) use places::Places;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
+use crate::views::{View, Views};
 use crate::{Call, ToolError};
 
 /// One place.
@@ -35,6 +36,8 @@ pub(crate) struct Place {
     pub boundary: Boundary,
     pub jobs: Jobs,
     pub local: bool,
+    /// Its workspace, where changes are kept apart.
+    pub view: Option<View>,
     /// Where the search program lies in it, once it was put there.
     pub finder: OnceCell<String>,
     sandbox: Arc<dyn Sandbox>,
@@ -45,17 +48,26 @@ impl Place {
     /// Builds the sandbox. Its output is kept in a directory beneath `spools`.
     pub(crate) async fn build(
         engine: &Arc<Engine>,
-        spec: SandboxSpec,
+        mut spec: SandboxSpec,
+        views: Option<&Views>,
         spools: PathBuf,
         local: bool,
     ) -> Result<Self, ToolError> {
-        let id = engine.create(spec.clone()).await?;
+        let view = match views {
+            Some(views) => views.take(&mut spec).await?,
+            None => None,
+        };
+        let created = engine.create(spec.clone()).await;
+        if let (Err(_), Some(view)) = (&created, &view) {
+            view.give_back().await?;
+        }
+        let id = created?;
         let (backend, boundary) = engine.walls(&id)?;
         let sandbox = engine.sandbox(&id)?;
         let jobs = Jobs::new(spools.join(id.as_str()));
         let (finder, shell) = (OnceCell::new(), OnceCell::new());
         let engine = Arc::clone(engine);
-        Ok(Self { engine, id, spec, backend, boundary, jobs, local, finder, sandbox, shell })
+        Ok(Self { engine, id, spec, backend, boundary, jobs, local, view, finder, sandbox, shell })
     }
 
     pub(crate) fn files(&self) -> Result<&dyn Files, ToolError> {
@@ -70,8 +82,17 @@ impl Place {
     /// Ends it, and removes what was kept of its output.
     pub(crate) async fn end(&self) -> Result<(), ToolError> {
         let ended = self.engine.destroy(&self.id).await;
-        self.jobs.forget();
+        self.forget().await;
         Ok(ended?)
+    }
+
+    /// Lets go of what outlives the walls.
+    pub(crate) async fn forget(&self) {
+        self.jobs.forget();
+        if let Some(view) = &self.view {
+            // One that cannot be given back stays listed with its changes.
+            let _ = view.give_back().await;
+        }
     }
 
     /// Starts a command under a record of this id. The handle kills when it is dropped.

@@ -10,13 +10,14 @@ use stockade_engine::{Engine, EngineConfig};
 use tokio::sync::Mutex;
 
 use super::Place;
-use crate::{LocalOptions, ToolError, ToolboxOptions};
+use crate::{LocalOptions, ToolError, ToolboxOptions, Views};
 
 /// The places of one session.
 pub(crate) struct Places {
     engine: Arc<Engine>,
     bound: Option<SandboxSpec>,
     local: Option<LocalOptions>,
+    views: Option<Views>,
     state_dir: PathBuf,
     /// The place of calls that name none, and whether this session is over.
     usual: Mutex<Usual>,
@@ -35,6 +36,7 @@ impl Places {
             engine,
             bound: options.bound.clone(),
             local: options.local.clone(),
+            views: options.views.clone(),
             state_dir: options.state_dir.clone(),
             usual: Mutex::default(),
             made: std::sync::Mutex::default(),
@@ -95,7 +97,7 @@ impl Places {
     async fn build_usual(&self) -> Result<Place, ToolError> {
         self.sweep().await;
         if let Some(spec) = &self.bound {
-            return Place::build(&self.engine, spec.clone(), self.spools(), false).await;
+            return self.build(spec.clone()).await;
         }
         let Some(options) = &self.local else {
             let message = "no sandbox is bound, and none was named";
@@ -105,7 +107,11 @@ impl Places {
         let engine = self.local_engine().await?;
         let mut spec = local::spec(options.workspace.clone());
         spec.env = options.env.clone();
-        Place::build(&engine, spec, self.spools(), true).await
+        Place::build(&engine, spec, None, self.spools(), true).await
+    }
+
+    async fn build(&self, spec: SandboxSpec) -> Result<Place, ToolError> {
+        Place::build(&self.engine, spec, self.views.as_ref(), self.spools(), false).await
     }
 
     /// An engine with nothing but local execution, on the same journal.
@@ -117,7 +123,13 @@ impl Places {
     /// Builds one more sandbox.
     pub(crate) async fn create(&self, spec: SandboxSpec) -> Result<Arc<Place>, ToolError> {
         refuse_if(self.usual.lock().await.closed)?;
-        let place = Arc::new(Place::build(&self.engine, spec, self.spools(), false).await?);
+        let place = Arc::new(self.build(spec).await?);
+        let usual = self.usual.lock().await;
+        if let Err(over) = refuse_if(usual.closed) {
+            // Whoever closed the session did not see it.
+            place.end().await?;
+            return Err(over);
+        }
         self.made().insert(place.id.clone(), Arc::clone(&place));
         // The session may have ended while it was built.
         if self.usual.lock().await.closed {
@@ -153,7 +165,7 @@ impl Places {
         if usual.place.as_ref().is_some_and(|known| known.id == place.id) {
             usual.place = None;
         }
-        place.jobs.forget();
+        place.forget().await;
     }
 
     /// Ends all of them; nothing is built afterwards.

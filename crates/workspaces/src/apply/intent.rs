@@ -1,8 +1,7 @@
 //! What an `apply` is about to do, on disk before it is done, so that whoever comes after a kill can
 //! finish or undo it.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Stat;
@@ -13,6 +12,7 @@ use crate::clock::Stamp;
 use crate::fault::{Fault, Outcome, Step};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree};
+use crate::whole::{self, Survives};
 
 /// One `apply`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -122,6 +122,11 @@ impl Ledger {
         Settled::load(&self.dir)
     }
 
+    /// Gives a fork what is known of the tree beneath.
+    pub(crate) fn hand_on(&self, to: &Self) -> Outcome<()> {
+        self.settled()?.save(&to.dir)
+    }
+
     /// Notes how the tree was left.
     pub(super) fn settle(&self, target: &Tree, intent: &Intent, end: End) -> Outcome<()> {
         match intent.elsewhere {
@@ -131,7 +136,7 @@ impl Ledger {
     }
 
     pub(super) fn write(&self, intent: &Intent) -> Outcome<()> {
-        write_whole(&self.file, intent)
+        whole::write(&self.file, intent, Survives::Power)
     }
 
     pub(super) fn clear(&self) -> Outcome<()> {
@@ -140,19 +145,6 @@ impl Ledger {
             removed => removed.step("remove", self.file.display()),
         }
     }
-}
-
-/// Writes a file so that it is there whole or not at all, also after a power loss.
-pub(crate) fn write_whole(path: &Path, value: &impl Serialize) -> Outcome<()> {
-    let draft = path.with_extension("draft");
-    let written = serde_json::to_vec(value).map_err(io::Error::from).and_then(|json| {
-        let mut file = File::create(&draft)?;
-        file.write_all(&json)?;
-        file.sync_data()?;
-        std::fs::rename(&draft, path)?;
-        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
-    });
-    written.step("write", path.display())
 }
 
 /// Writes down that everything is done.

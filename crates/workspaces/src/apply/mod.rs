@@ -28,7 +28,7 @@ use crate::tree::Tree;
 use act::Acted;
 use check::Look;
 use intent::Intent;
-pub(crate) use intent::{Ledger, write_whole};
+pub(crate) use intent::Ledger;
 pub(crate) use recover::recover;
 pub(crate) use settled::Settled;
 

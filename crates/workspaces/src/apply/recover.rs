@@ -17,11 +17,7 @@ use crate::tree::{Tree, stat_at};
 /// Finishes or undoes what the ledger tells of. Nothing in it, nothing to do.
 pub(crate) fn recover(ledger: &Ledger) -> Outcome<()> {
     let Some(intent) = ledger.read()? else { return Ok(()) };
-    let target = match Tree::open(&intent.target) {
-        // The whole tree is gone, and the stage with it.
-        Err(Errno::NOENT) => return ledger.clear(),
-        opened => opened.step("open", intent.target.display())?,
-    };
+    let target = Tree::open(&intent.target).step("open", intent.target.display())?;
     if root_of(&target)? != intent.root {
         return Err(Fault::Refused {
             path: intent.target.display().to_string(),
@@ -60,13 +56,8 @@ pub(super) fn roll_back(target: &Tree, intent: &Intent, ledger: &Ledger) -> Outc
 
 /// Says where what could not be put back is.
 fn kept(fault: Fault, target: &Tree, intent: &Intent) -> Fault {
-    match fault {
-        Fault::Stuck { path, .. } => {
-            let kept = target.path().join(&intent.stage).display().to_string();
-            Fault::Stuck { path, kept }
-        }
-        other => other,
-    }
+    let Fault::Stuck { path, .. } = fault else { return fault };
+    Fault::Stuck { path, kept: target.path().join(&intent.stage).display().to_string() }
 }
 
 /// Removes the stage with all that is in it, then the note about it.

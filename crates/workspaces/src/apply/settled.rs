@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
-use super::intent::{Act, Action, Identity, Intent, write_whole};
+use super::intent::{Act, Action, Identity, Intent};
 use crate::clock::Stamp;
 use crate::fault::{Fault, Outcome, Step};
 use crate::path::TreePath;
 use crate::tree::Tree;
+use crate::whole::{self, Survives};
 
 /// How this crate left each path it had to do with.
 #[derive(Debug, Default)]
@@ -63,8 +64,15 @@ impl Settled {
         for action in &intent.steps {
             settled.action(target, action, end)?;
         }
-        let list: Vec<_> = settled.0.into_iter().collect();
-        write_whole(&file(dir), &list)
+        settled.save(dir)
+    }
+
+    pub(super) fn save(self, dir: &Path) -> Outcome<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let list: Vec<_> = self.0.into_iter().collect();
+        whole::write(&file(dir), &list, Survives::Power)
     }
 
     fn action(&mut self, target: &Tree, action: &Action, end: End) -> Outcome<()> {

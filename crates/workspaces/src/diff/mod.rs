@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::held::{self, HeldReason};
 use crate::path::TreePath;
+use crate::table::GIT;
 use crate::tree::NodeKind;
 
 pub(crate) use patch::patch;
@@ -111,6 +112,10 @@ fn judge(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
     match held::by_name(path) {
         _ if kind == Some(NodeKind::Special) => Some(HeldReason::Special),
         Some(why) => Some(HeldReason::RunsCode(why)),
+        // Git makes no links there: they could stand for any of the files that are held back.
+        None if kind == Some(NodeKind::Symlink) && held::in_git(path) => {
+            Some(HeldReason::RunsCode(GIT))
+        }
         None if set_id => Some(HeldReason::SetId),
         None => None,
     }

@@ -2,7 +2,7 @@
 //! shown.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use similar::{Algorithm, TextDiff};
 
@@ -20,6 +20,9 @@ const LONGEST_TEXT: usize = 16 << 20;
 /// How long two texts are compared before a coarser answer is taken.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// How long is spent on all of them.
+const PATIENCE_IN_ALL: Duration = Duration::from_secs(20);
+
 /// What one side of a change holds.
 enum Side {
     Nothing,
@@ -30,9 +33,10 @@ enum Side {
 /// The whole diff as unified text, in the form git writes.
 pub(crate) fn patch(diff: &Diff, lower: &Tree, layer: &Layer) -> Outcome<String> {
     let mut text = String::new();
+    let begun = Instant::now();
     for change in &diff.changes {
-        if text.len() > LONGEST_TEXT {
-            text.push_str("# The rest is left out: the text is too long.\n");
+        if text.len() > LONGEST_TEXT || begun.elapsed() > PATIENCE_IN_ALL {
+            text.push_str("# The rest is left out: there is too much of it.\n");
             break;
         }
         one(&mut text, change, lower, layer)?;

@@ -2,7 +2,7 @@
 //! proportional to what changed. Nothing but regular files and directories is ever opened, and no
 //! file for its name alone: what a file is was asked first.
 
-use std::collections::BTreeSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::Stat;
@@ -35,12 +35,21 @@ struct Scan<'a> {
     lower: &'a Tree,
     layer: &'a Layer,
     found: Vec<Change>,
-    pending: Vec<(TreePath, Below)>,
+    pending: Vec<Pending>,
+}
+
+/// A directory of an upper that is still to be looked into.
+struct Pending {
+    path: TreePath,
+    below: Below,
+    /// Where its own change is among those found.
+    change: Option<usize>,
 }
 
 /// Compares a layer with the tree beneath it.
 pub(crate) fn scan(lower: &Tree, layer: &Layer) -> Outcome<Diff> {
-    let pending = vec![(TreePath::root(), Below::Merged)];
+    let root = Pending { path: TreePath::root(), below: Below::Merged, change: None };
+    let pending = vec![root];
     let mut scan = Scan { lower, layer, found: Vec::new(), pending };
     match layer {
         Layer::Upper(upper) => scan.upper(upper)?,
@@ -79,21 +88,19 @@ impl Scan<'_> {
     }
 
     fn upper(&mut self, upper: &Tree) -> Outcome<()> {
-        while let Some((path, below)) = self.pending.pop() {
+        while let Some(Pending { path, below, change }) = self.pending.pop() {
             match upper.dir(&path) {
                 Ok(dir) => self.upper_directory(&path, &dir, below)?,
-                Err(errno) => self.unreachable(&path, errno)?,
+                Err(Errno::ACCESS | Errno::NAMETOOLONG) => self.unreachable(&path, change)?,
+                Err(errno) => return Err(errno).step("open", &path),
             }
         }
         Ok(())
     }
 
     /// A directory that its maker closed, or nested deeper than a path can say.
-    fn unreachable(&mut self, path: &TreePath, errno: Errno) -> Outcome<()> {
-        if !matches!(errno, Errno::ACCESS | Errno::NAMETOOLONG) {
-            return Err(errno).step("open", path);
-        }
-        if let Some(known) = self.found.iter_mut().rfind(|change| change.path == *path) {
+    fn unreachable(&mut self, path: &TreePath, change: Option<usize>) -> Outcome<()> {
+        if let Some(known) = change.and_then(|at| self.found.get_mut(at)) {
             known.held = Some(HeldReason::OutOfReach);
             return Ok(());
         }
@@ -151,7 +158,7 @@ impl Scan<'_> {
     }
 
     fn copy(&mut self, copy: &Tree, index: &Index) -> Outcome<()> {
-        let mut seen = BTreeSet::new();
+        let mut seen = HashSet::new();
         let mut found = Vec::new();
         let closed = visit_open(copy, &TreePath::root(), |path, stat| {
             let known = index.get(path);
@@ -168,14 +175,25 @@ impl Scan<'_> {
             self.entry(path, &new, old.as_ref(), Below::Nothing)?;
         }
         self.pending.clear();
-        closed.iter().try_for_each(|path| self.unreachable(path, Errno::ACCESS))?;
-        let behind = |path: &TreePath| closed.iter().any(|closed| path.is_within(closed));
-        self.missing(index.paths().filter(|path| !seen.contains(path) && !behind(path)).collect())
+        let closed: HashSet<_> = closed.into_iter().collect();
+        let places = self.places(&closed);
+        for path in &closed {
+            self.unreachable(path, places.get(path).copied())?;
+        }
+        let gone = |path: &&TreePath| !seen.contains(path) && !path.is_within_any(&closed);
+        self.missing(index.paths().filter(gone).collect())
+    }
+
+    /// Where the changes at some paths are.
+    fn places(&self, paths: &HashSet<TreePath>) -> HashMap<TreePath, usize> {
+        let found = self.found.iter().enumerate();
+        let wanted = found.filter(|(_, change)| paths.contains(&change.path));
+        wanted.map(|(at, change)| (change.path.clone(), at)).collect()
     }
 
     /// Of what is gone from a copy, the topmost entries stand for all beneath them.
-    fn missing(&mut self, paths: BTreeSet<&TreePath>) -> Outcome<()> {
-        for path in &paths {
+    fn missing(&mut self, paths: Vec<&TreePath>) -> Outcome<()> {
+        for path in paths {
             let Some((parent, _)) = path.split() else { continue };
             let above = self.layer.tree().stat(&parent).step("look at", &parent)?;
             // Without its directory it is gone with that, or with what took its place.
@@ -183,7 +201,7 @@ impl Scan<'_> {
                 continue;
             }
             let old = self.lower.stat(path).step("look at", path)?;
-            self.maybe_removed((*path).clone(), old)?;
+            self.maybe_removed(path.clone(), old)?;
         }
         Ok(())
     }
@@ -214,14 +232,19 @@ impl Scan<'_> {
         below: Below,
     ) -> Outcome<()> {
         let both = old.is_some_and(|old| NodeKind::of(old) == NodeKind::Directory);
-        self.pending.push((path.clone(), if both { below } else { Below::Nothing }));
-        let kind = kind_of(old, NodeKind::Directory);
         // The group bit is inherited from the directory above, not chosen.
         let moded = old.is_some_and(|old| (old.st_mode ^ new.st_mode) & 0o5777 != 0);
-        match (both, moded) {
-            (true, true) => self.push(Change::new(path, ChangeKind::ModeChanged, old, Some(new))),
-            (true, false) => Ok(()),
-            (false, _) => self.with_removed(Change::new(path, kind, old, Some(new))),
+        let kind = match (both, moded) {
+            (true, false) => None,
+            (true, true) => Some(ChangeKind::ModeChanged),
+            (false, _) => Some(kind_of(old, NodeKind::Directory)),
+        };
+        let change = kind.map(|_| self.found.len());
+        let below = if both { below } else { Below::Nothing };
+        self.pending.push(Pending { path: path.clone(), below, change });
+        match kind {
+            Some(kind) => self.with_removed(Change::new(path, kind, old, Some(new))),
+            None => Ok(()),
         }
     }
 
@@ -255,8 +278,7 @@ impl Scan<'_> {
         if kind == ChangeKind::Changed && self.lower.link(&path).step("read", &path)? == target {
             return Ok(());
         }
-        let above = path.split().map(|(parent, _)| parent).unwrap_or_else(TreePath::root);
-        let leaves = held::link_leaves(&path, &target) || self.lower.escapes(&above, &target);
+        let leaves = held::leaves(self.lower, &path, &target);
         let mut change = Change::new(path, kind, old, Some(new));
         if leaves {
             change.held.get_or_insert(HeldReason::LeavesTree);

@@ -27,7 +27,12 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::on(&std::env::temp_dir())
+    }
+
+    /// A place on another file system.
+    pub fn on(base: &Path) -> Self {
+        let dir = tempfile::tempdir_in(base).unwrap();
         fs::create_dir(dir.path().join("source")).unwrap();
         let workspaces = open(&dir.path().join("state"));
         Self { dir, workspaces }

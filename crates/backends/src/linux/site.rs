@@ -1,0 +1,136 @@
+//! Where a backend of this host builds: its launcher, its control groups, and the sandboxes that it has
+//! built and not yet taken down. The same for every backend whose walls a launcher raises.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use stockade_agent::client::AgentClient;
+use stockade_core::{Admitted, BackendName, Result, SandboxId};
+use stockade_launcher::{Launcher, Program};
+
+use super::cgroup::{Group, Hierarchy, House};
+use super::running::{self, Built, Running};
+use super::{embed, no_group, no_launcher, no_pipe};
+
+/// How long an agent may take to say its first word, and a sandbox somebody else made to end.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+
+/// One of the launcher's ways to start.
+type Start = fn(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>;
+
+/// A site. Its launcher is started with the first sandbox and ends with this value, and with it every
+/// sandbox that it has launched.
+pub(crate) struct Site {
+    backend: BackendName,
+    house: House,
+    start: Start,
+    launcher: OnceLock<Launcher>,
+    starting: Mutex<()>,
+    hierarchy: OnceLock<Hierarchy>,
+    running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Site {
+    /// A site on which nothing has been touched yet.
+    pub(crate) fn new(backend: BackendName, house: House, start: Start) -> Self {
+        Self {
+            backend,
+            house,
+            start,
+            launcher: OnceLock::new(),
+            starting: Mutex::default(),
+            hierarchy: OnceLock::new(),
+            running: Mutex::default(),
+        }
+    }
+
+    /// Takes a launcher that was started elsewhere, if there is none yet.
+    pub(crate) fn adopt(&self, launcher: Launcher) {
+        let _ = self.launcher.set(launcher);
+    }
+
+    pub(crate) fn launcher(&self) -> Result<&Launcher> {
+        let _one_at_a_time = lock(&self.starting);
+        if let Some(launcher) = self.launcher.get() {
+            return Ok(launcher);
+        }
+        let started = embed::launcher(self.start);
+        let started = started.map_err(|error| no_launcher(self.backend.clone(), error))?;
+        Ok(self.launcher.get_or_init(|| started))
+    }
+
+    pub(crate) fn hierarchy(&self) -> &Hierarchy {
+        self.hierarchy.get_or_init(|| Hierarchy::detect(self.house))
+    }
+
+    /// The control group of a new sandbox, where there are any.
+    pub(crate) fn group(&self, id: &SandboxId, admitted: &Admitted) -> Result<Option<Group>> {
+        let made = self.hierarchy().create(id, admitted.limits());
+        made.map_err(|error| no_group(self.backend.clone(), error))
+    }
+
+    /// Whether the kernel itself would hold a sandbox in such a group to its memory.
+    pub(crate) fn holds_memory(&self, group: Option<&Group>) -> bool {
+        group.is_some() && self.hierarchy().controllers().memory
+    }
+
+    /// The two ends of a sandbox's pipe.
+    pub(crate) fn pipe(&self) -> Result<(UnixStream, UnixStream)> {
+        UnixStream::pair().map_err(|error| no_pipe(self.backend.clone(), error))
+    }
+
+    /// Notes a sandbox that stands, and waits for its agent's first word.
+    pub(crate) async fn open(
+        &self,
+        id: &SandboxId,
+        built: Built,
+        admitted: &Admitted,
+        pipe: UnixStream,
+    ) -> Result<(Arc<Running>, AgentClient)> {
+        let running = Arc::new(Running::new(id.clone(), built, admitted));
+        lock(&self.running).insert(id.clone(), Arc::clone(&running));
+        let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
+        let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
+        Ok((running, AgentClient::connect(pipe, DEADLINE).await?))
+    }
+
+    /// Ends a sandbox that was built here, group and all. False if it was not.
+    pub(crate) async fn end(&self, id: &SandboxId) -> Result<bool> {
+        let running = lock(&self.running).get(id).cloned();
+        match running {
+            Some(running) => running.end().await.map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Removes the group of a sandbox that somebody else built.
+    pub(crate) async fn clear(&self, id: &SandboxId) -> Result<()> {
+        match self.hierarchy().find(id) {
+            Some(group) => running::remove(&self.backend, id, &group).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing of it is left.
+    pub(crate) fn forget(&self, id: &SandboxId) {
+        lock(&self.running).remove(id);
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // The launcher first: it ends what it launched and removes its groups.
+        drop(self.launcher.take());
+        if let Some(hierarchy) = self.hierarchy.get() {
+            hierarchy.tidy();
+        }
+    }
+}
