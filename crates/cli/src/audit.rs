@@ -169,6 +169,7 @@ fn details(job: &Job) -> Table<2> {
         add("without", without.iter().map(ToString::to_string).collect());
         add("labels", labels.iter().map(|(key, value)| format!("{key}={value}")).collect());
     }
+    add("decided", job.decided.iter().filter_map(decision).collect());
     add("started", vec![job.started.time.to_string()]);
     add("stopped", job.stopped.iter().map(|record| record.time.to_string()).collect());
     add("result", vec![result(job).1]);
@@ -182,6 +183,14 @@ fn details(job: &Job) -> Table<2> {
     }
     add("record", vec![format!("{} {}", job.started.seq, job.started.hash)]);
     table
+}
+
+/// Who let it through.
+fn decision(record: &Record) -> Option<String> {
+    let Event::Decided { asked, rule, .. } = &record.event else {
+        return None;
+    };
+    Some(if *asked { format!("by a person ({rule})") } else { format!("by rule ({rule})") })
 }
 
 fn workspace_text(workspace: &Workspace) -> String {

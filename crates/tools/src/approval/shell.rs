@@ -9,7 +9,7 @@ pub(super) fn commands(line: &str) -> Option<Vec<Vec<String>>> {
     let mut reader = Reader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
     while reader.step()? {}
     reader.end_command(false)?;
-    let certain = reader.commands.iter().all(|argv| argv.first().is_some_and(|word| plain(word)));
+    let certain = reader.commands.iter().all(|argv| plain(argv));
     (certain && !reader.commands.is_empty()).then_some(reader.commands)
 }
 
@@ -99,69 +99,76 @@ fn literal(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_-./:,+@%^=".contains(c)
 }
 
-/// Whether a first word is a program and nothing else: no assignment, no keyword, no builtin that
-/// runs its arguments or changes what later words mean.
-fn plain(word: &str) -> bool {
-    const NOT_PROGRAMS: &[&str] = &[
-        "",
-        ".",
-        "alias",
-        "bg",
-        "bind",
-        "break",
-        "builtin",
-        "case",
-        "command",
-        "compgen",
-        "continue",
-        "coproc",
-        "declare",
-        "disown",
-        "do",
-        "done",
-        "elif",
-        "else",
-        "enable",
-        "esac",
-        "eval",
-        "exec",
-        "exit",
-        "export",
-        "fc",
-        "fg",
-        "fi",
-        "for",
-        "function",
-        "getopts",
-        "hash",
-        "if",
-        "in",
-        "let",
-        "local",
-        "mapfile",
-        "read",
-        "readarray",
-        "readonly",
-        "return",
-        "select",
-        "set",
-        "shift",
-        "shopt",
-        "source",
-        "then",
-        "time",
-        "times",
-        "trap",
-        "typeset",
-        "ulimit",
-        "umask",
-        "unalias",
-        "unset",
-        "until",
-        "wait",
-        "while",
-    ];
-    !word.contains('=') && !NOT_PROGRAMS.contains(&word)
+/// Keywords, and builtins that run their arguments or change what later words mean.
+const NOT_PROGRAMS: &[&str] = &[
+    "",
+    ".",
+    "alias",
+    "bg",
+    "bind",
+    "break",
+    "builtin",
+    "case",
+    "command",
+    "compgen",
+    "continue",
+    "coproc",
+    "declare",
+    "disown",
+    "do",
+    "done",
+    "elif",
+    "else",
+    "enable",
+    "esac",
+    "eval",
+    "exec",
+    "exit",
+    "export",
+    "fc",
+    "fg",
+    "fi",
+    "for",
+    "function",
+    "getopts",
+    "hash",
+    "if",
+    "in",
+    "let",
+    "local",
+    "mapfile",
+    "read",
+    "readarray",
+    "readonly",
+    "return",
+    "select",
+    "set",
+    "shift",
+    "shopt",
+    "source",
+    "then",
+    "time",
+    "times",
+    "trap",
+    "typeset",
+    "ulimit",
+    "umask",
+    "unalias",
+    "unset",
+    "until",
+    "wait",
+    "while",
+];
+
+/// Whether the first word is a program and nothing else. `-v` makes two builtins set variables, and
+/// even evaluate what their names hold.
+fn plain(argv: &[String]) -> bool {
+    let Some((word, arguments)) = argv.split_first() else {
+        return false;
+    };
+    let sets = matches!(word.as_str(), "printf" | "test")
+        && arguments.iter().any(|argument| argument.starts_with("-v"));
+    !word.contains('=') && !NOT_PROGRAMS.contains(&word.as_str()) && !sets
 }
 
 #[cfg(test)]
@@ -195,6 +202,8 @@ mod tests {
             "&& a",
             "a ;; b",
             "a ;;",
+            "printf -v PATH . ; a",
+            "test -v 'a[$(b)]'",
             "a\n;",
             "| a",
             "(a)",

@@ -1,0 +1,110 @@
+//! Rules against facts.
+
+use super::*;
+
+fn facts(line: &str, boundary: Boundary) -> Facts {
+    Facts {
+        tool: "bash".into(),
+        programs: Programs::of_line(line),
+        paths: Vec::new(),
+        network: NetworkFact::None,
+        backend: None,
+        boundary,
+        widens: false,
+    }
+}
+
+fn rules(toml: serde_json::Value) -> ApprovalConfig {
+    serde_json::from_value(serde_json::json!({ "rules": toml })).unwrap()
+}
+
+fn verdict(config: &ApprovalConfig, line: &str) -> Verdict {
+    config.judge(&facts(line, Boundary::None)).verdict
+}
+
+#[test]
+fn without_rules_local_execution_asks_and_walls_allow() {
+    let config = ApprovalConfig::default();
+    assert_eq!(config.judge(&facts("ls", Boundary::None)).verdict, Verdict::Ask);
+    assert_eq!(config.judge(&facts("ls", Boundary::SharedKernel)).verdict, Verdict::Allow);
+    let widening = Facts { widens: true, ..facts("ls", Boundary::SharedKernel) };
+    assert_eq!(config.judge(&widening).verdict, Verdict::Ask);
+}
+
+#[test]
+fn the_first_rule_that_matches_decides() {
+    let config = rules(serde_json::json!([
+        { "verdict": "deny", "match": { "programs": ["git"], "arguments": ["push", "..."] } },
+        { "verdict": "allow", "match": { "programs": ["git"] } },
+    ]));
+    assert_eq!(verdict(&config, "git status"), Verdict::Allow);
+    assert_eq!(verdict(&config, "git push -f"), Verdict::Deny);
+    assert_eq!(verdict(&config, "ls"), Verdict::Ask);
+    let ruling = config.judge(&facts("git push", Boundary::None));
+    assert_eq!(ruling.rule, "rule 1");
+}
+
+#[test]
+fn the_strictest_verdict_holds_for_a_list() {
+    let config = rules(serde_json::json!([
+        { "verdict": "allow", "match": { "programs": ["ls", "head"] } },
+        { "verdict": "deny", "match": { "programs": ["curl"] } },
+    ]));
+    assert_eq!(verdict(&config, "ls | head"), Verdict::Allow);
+    assert_eq!(verdict(&config, "ls; make"), Verdict::Ask);
+    assert_eq!(verdict(&config, "ls && curl x"), Verdict::Deny);
+}
+
+#[test]
+fn an_opaque_line_matches_no_allow_rule_about_programs() {
+    let config = rules(serde_json::json!([
+        { "verdict": "allow", "match": { "programs": ["ls"] } },
+        { "verdict": "allow", "match": { "arguments": ["..."] } },
+    ]));
+    assert_eq!(verdict(&config, "ls $(rm -rf x)"), Verdict::Ask);
+    assert_eq!(verdict(&config, "ls > x"), Verdict::Ask);
+}
+
+#[test]
+fn what_could_be_a_denied_program_is_asked_about() {
+    let config = rules(serde_json::json!([
+        { "verdict": "deny", "match": { "programs": ["curl"] } },
+        { "verdict": "allow" },
+    ]));
+    assert_eq!(verdict(&config, "$X"), Verdict::Ask);
+    assert_eq!(verdict(&config, "sh -c curl"), Verdict::Ask);
+    assert_eq!(verdict(&config, "/usr/bin/curl x"), Verdict::Deny);
+    assert_eq!(verdict(&config, "ls"), Verdict::Allow);
+}
+
+#[test]
+fn an_allowed_name_is_not_a_path_to_something_of_that_name() {
+    let config = rules(serde_json::json!([
+        { "verdict": "allow", "match": { "programs": ["git"] } },
+    ]));
+    assert_eq!(verdict(&config, "./git status"), Verdict::Ask);
+}
+
+#[test]
+fn paths_are_all_allowed_or_one_denied() {
+    let config = rules(serde_json::json!([
+        { "verdict": "deny", "match": { "paths": ["**/.env"] } },
+        { "verdict": "allow", "match": { "paths": ["src/**"] } },
+    ]));
+    let on = |paths: &[&str]| {
+        let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+        let facts = Facts { programs: Programs::NONE, paths, ..facts("", Boundary::None) };
+        config.judge(&facts).verdict
+    };
+    assert_eq!(on(&["src/a", "src/b/c"]), Verdict::Allow);
+    assert_eq!(on(&["src/a", "other"]), Verdict::Ask);
+    assert_eq!(on(&["src/a", "x/.env"]), Verdict::Deny);
+    assert_eq!(on(&[".env"]), Verdict::Deny);
+}
+
+#[test]
+fn an_unknown_condition_is_refused_by_name() {
+    let json = r#"{"rules": [{"verdict": "allow", "match": {"program": "git"}}]}"#;
+    let error = serde_json::from_str::<ApprovalConfig>(json).unwrap_err();
+    assert!(error.to_string().contains("program"), "{error}");
+}
