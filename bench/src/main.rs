@@ -8,13 +8,15 @@ mod native;
 mod peers;
 mod pump;
 mod table;
+mod tree;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 2] = [("native", native::measure), ("pump", pump::measure)];
+const ALL: [Measurement; 3] =
+    [("native", native::measure), ("pump", pump::measure), ("tree", tree::measure)];
 
 fn main() -> Measured {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
