@@ -7,7 +7,6 @@ use stockade_engine::{Choice, Selection};
 
 use crate::args::SpecArgs;
 use crate::command::CommandArgs;
-use crate::config::Settings;
 use crate::detect::MEASURING;
 use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
@@ -34,7 +33,7 @@ struct Explanation {
 /// Shows the choice; ends as `run` would if nobody can do it.
 pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
+    let settings = wanted.settings(printer)?.settings;
     let mut spec = args.spec.spec(&wanted, &settings)?;
     args.command.adjust(&mut spec);
     let engine = registry::engine(&settings, &spec.backend).await?;

@@ -9,7 +9,6 @@ use crate::args::SpecArgs;
 use crate::attend::{End, attend, collect, conclude, relay};
 use crate::capture::{self, Captured};
 use crate::command::CommandArgs;
-use crate::config::Settings;
 use crate::interrupts::{self, Interrupts};
 use crate::lasting;
 use crate::output::Output;
@@ -48,26 +47,27 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         args.spec.place.overlay |= args.spec.place.resume.is_none();
     }
     let wanted = args.spec.wanted()?;
-    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
-    let mut spec = args.spec.spec(&wanted, &settings)?;
+    let configured = wanted.settings(printer)?;
+    let settings = &configured.settings;
+    let mut spec = args.spec.spec(&wanted, settings)?;
     args.command.adjust(&mut spec);
     if printer.is_json() {
         capture::check(&spec, &command)?;
     }
     if args.detach {
-        return lasting::create::detached(spec, command, &wanted, &settings, printer).await;
+        return lasting::create::detached(spec, command, &wanted, &configured, printer).await;
     }
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
         "looking for what earlier commands left",
-        registry::engine_with(native, &settings, &spec.backend),
+        registry::engine_with(native, settings, &spec.backend),
     );
     let engine = match interrupts.unless(opened).await {
         Ok(engine) => engine?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let taking = views::take(&wanted, &mut spec, &engine, &settings, printer);
+    let taking = views::take(&wanted, &mut spec, &engine, settings, printer);
     let view = match interrupts.unless(taking).await {
         Ok(taken) => taken?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),

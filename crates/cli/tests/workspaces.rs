@@ -1,65 +1,17 @@
-//! Changes that are kept apart: `--overlay`, `--git`, `--resume`, and `stockade workspace`.
+//! Changes that are kept apart: `--overlay`, `--resume`, and `stockade workspace`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
 mod common;
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::lasting::Lasting;
-use common::{Done, Place, finish, signal, start, wait};
+use common::changes::{
+    CHANGES, assert_changed, assert_untouched, furnished, ids, json, overlaid, text,
+};
+use common::{Place, finish, signal, start, wait};
 use rustix::process::Signal;
-use serde_json::Value;
-
-const CHANGES: &str = "echo two >> a; rm gone; echo new > b";
-
-/// A place with a few files.
-fn furnished(place: Place) -> Place {
-    place.write("a", "one\n");
-    place.write("gone", "x\n");
-    place.give_files();
-    place
-}
-
-fn text(place: &Place, name: &str) -> Option<String> {
-    fs::read_to_string(place.workspace().join(name)).ok()
-}
-
-fn json(place: &Place, args: &[&str]) -> Value {
-    let done = place.stockade(&[&["--json"], args].concat());
-    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
-}
-
-/// The ids of all that are kept.
-fn ids(place: &Place) -> Vec<String> {
-    let done = place.stockade(&["workspace", "ls", "--quiet"]);
-    assert_eq!(done.code, 0, "{done:?}");
-    done.stdout.lines().map(str::to_owned).collect()
-}
-
-/// Runs a line of shell on a view; answers the id of the workspace that is kept.
-#[track_caller]
-fn overlaid(place: &Place, line: &str) -> String {
-    let done = place.stockade(&["run", "--overlay", "--shell", line]);
-    assert_eq!(done.code, 0, "{done:?}");
-    let ids = ids(place);
-    assert_eq!(ids.len(), 1, "{done:?}");
-    assert!(done.stderr.contains(&ids[0]), "{done:?}");
-    ids[0].clone()
-}
-
-fn assert_untouched(place: &Place) {
-    assert_eq!(text(place, "a").as_deref(), Some("one\n"));
-    assert_eq!(text(place, "gone").as_deref(), Some("x\n"));
-    assert_eq!(text(place, "b"), None);
-}
-
-fn assert_changed(place: &Place) {
-    assert_eq!(text(place, "a").as_deref(), Some("one\ntwo\n"));
-    assert_eq!((text(place, "gone"), text(place, "b").as_deref()), (None, Some("new\n")));
-}
 
 #[test]
 fn changes_are_kept_apart_and_applied_when_they_are_wanted() {
@@ -192,136 +144,6 @@ fn a_fork_goes_its_own_way() {
 }
 
 #[test]
-fn a_workspace_that_a_sandbox_has_is_left_alone_unless_forced() {
-    for place in [Place::new(), Place::of_an_ordinary_user()] {
-        let place = Lasting(furnished(place));
-        let done = place.stockade(&["create", "--overlay"]);
-        let (sandbox, id) = (done.stdout.trim_end().to_owned(), ids(&place).remove(0));
-        let told = format!("stockade: changes are kept apart in workspace {id}\n");
-        done.is(0, &format!("{sandbox}\n"), &told);
-        place.shell(&sandbox, CHANGES).is(0, "", "");
-        assert_untouched(&place);
-        let listed = place.json(&["workspace", "ls"])["workspaces"][0].take();
-        assert_eq!((&listed["inUse"], &listed["changes"]), (&true.into(), &3.into()));
-        for verb in ["apply", "discard"] {
-            let refused = place.stockade(&["workspace", verb, &id]);
-            refused.is_refused(&["a sandbox has workspace", &id, "stockade kill", "--force"]);
-        }
-        let refused = place.stockade(&["run", "--resume", &id, "true"]);
-        refused.is_refused(&["--resume", "a sandbox has workspace", &id]);
-        place.stockade(&["workspace", "apply", "--force", &id]).code_is(0);
-        assert_changed(&place);
-        place.stockade(&["rm", &sandbox]).is(0, "", "");
-        place.assert_all_is_gone();
-        assert_eq!(ids(&place), Vec::<String>::new());
-    }
-}
-
-#[test]
-fn the_workspace_of_a_lasting_sandbox_outlives_it_only_for_its_changes() {
-    let place = Lasting(furnished(Place::new()));
-    let make = || place.json(&["create", "--overlay"])["sandbox"].as_str().unwrap().to_owned();
-    place.stockade(&["kill", &make()]).code_is(0);
-    assert_eq!(ids(&place), Vec::<String>::new());
-    let sandbox = make();
-    place.shell(&sandbox, CHANGES).code_is(0);
-    place.stockade(&["kill", &sandbox]).code_is(0);
-    let id = ids(&place).remove(0);
-    let listed = place.json(&["workspace", "ls"])["workspaces"][0].take();
-    assert_eq!((&listed["inUse"], &listed["changes"]), (&false.into(), &3.into()));
-    place.stockade(&["workspace", "apply", &id]).code_is(0);
-    assert_changed(&place);
-}
-
-#[test]
-fn a_supervisor_that_is_killed_leaves_the_changes_to_be_applied() {
-    let place = Lasting(furnished(Place::new()));
-    let sandbox = place.json(&["create", "--overlay"])["sandbox"].as_str().unwrap().to_owned();
-    place.shell(&sandbox, CHANGES).code_is(0);
-    place.slay_owner(&sandbox);
-    let id = ids(&place).remove(0);
-    place.stockade(&["workspace", "apply", &id]).code_is(0);
-    assert_changed(&place);
-    assert_eq!(ids(&place), Vec::<String>::new());
-}
-
-#[test]
-fn a_detached_command_keeps_its_changes_apart_too() {
-    let place = Lasting(furnished(Place::new()));
-    let told = place.json(&["run", "--overlay", "--detach", "--shell", CHANGES]);
-    let (sandbox, id) = (told["sandbox"].as_str().unwrap(), told["workspace"].as_str().unwrap());
-    common::lasting::eventually("it ends", || place.listed(sandbox).is_none());
-    assert_untouched(&place);
-    place.stockade(&["workspace", "apply", id]).code_is(0);
-    assert_changed(&place);
-}
-
-#[test]
-fn where_no_overlay_can_be_had_the_workspace_is_copied() {
-    for place in [Place::new(), Place::of_an_ordinary_user()] {
-        let place = furnished(place);
-        let args = ["run", "--backend", "landlock", "--overlay", "--shell", CHANGES];
-        place.stockade(&args).code_is(0);
-        assert_untouched(&place);
-        let id = ids(&place).remove(0);
-        place.stockade(&["workspace", "diff", &id]).is(0, "M a\nA b\nD gone\n", "");
-        place.stockade(&["workspace", "apply", &id]).code_is(0);
-        assert_changed(&place);
-    }
-}
-
-#[test]
-fn a_copy_that_a_sandbox_has_is_left_alone_as_well() {
-    let place = Lasting(furnished(Place::new()));
-    let args = ["create", "--backend", "landlock", "--overlay"];
-    let sandbox = place.json(&args)["sandbox"].as_str().unwrap().to_owned();
-    place.shell(&sandbox, CHANGES).code_is(0);
-    let id = ids(&place).remove(0);
-    place.stockade(&["workspace", "discard", &id]).is_refused(&["a sandbox has workspace", &id]);
-    place.stockade(&["kill", &sandbox]).code_is(0);
-    place.stockade(&["workspace", "discard", &id]).is(0, "", "");
-    assert_untouched(&place);
-}
-
-fn git(dir: &Path, args: &[&str]) -> Done {
-    let mut command = Command::new("git");
-    command.args(["-c", "user.name=a", "-c", "user.email=a@example.org", "-c"]);
-    command.args(["init.defaultBranch=main", "-C"]).arg(dir).args(args);
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent");
-    let done = finish(command);
-    assert_eq!(done.code, 0, "{done:?}");
-    done
-}
-
-#[test]
-fn a_checkout_is_worked_on_apart_from_its_repository() {
-    let place = furnished(Place::new());
-    let repository = place.workspace();
-    git(&repository, &["init", "--quiet"]);
-    git(&repository, &["add", "."]);
-    git(&repository, &["commit", "--quiet", "-m", "first"]);
-    git(&repository, &["tag", "v1"]);
-    place.write("a", "later\n");
-    git(&repository, &["commit", "--quiet", "-am", "second"]);
-    let source = format!("{}@v1", repository.display());
-    let line = format!("cat a; git log --oneline | wc -l; {CHANGES}");
-    let done = place.stockade(&["run", "--git", &source, "--shell", &line]);
-    assert_eq!((done.code, done.stdout.as_str()), (0, "one\n1\n"), "{done:?}");
-    assert!(done.stderr.contains("--to DIR"), "{done:?}");
-    let id = ids(&place).remove(0);
-    let listed = place.stockade(&["workspace", "ls"]).stdout;
-    assert!(listed.contains("git") && listed.contains("work@"), "{listed}");
-    place.stockade(&["workspace", "apply", &id]).is_refused(&["--to DIR"]);
-    let target = place.path("clone");
-    git(&repository, &["clone", "--quiet", "--branch", "v1", ".", target.to_str().unwrap()]);
-    place.stockade(&["workspace", "apply", &id, "--to", target.to_str().unwrap()]).code_is(0);
-    assert_eq!(fs::read_to_string(target.join("a")).unwrap(), "one\ntwo\n");
-    assert_eq!(text(&place, "a").as_deref(), Some("later\n"));
-    let nowhere = place.stockade(&["run", "--git", "/nowhere/at/all", "true"]);
-    nowhere.is_refused(&["/nowhere/at/all"]);
-}
-
-#[test]
 fn json_tells_of_the_workspace() {
     let place = furnished(Place::new());
     let told = json(&place, &["run", "--overlay", "--shell", CHANGES]);
@@ -379,4 +201,31 @@ fn explain_says_who_would_take_a_view_and_makes_none() {
     assert!(done.code == 125 && done.stdout.contains("overlay-workspace"), "{done:?}");
     place.stockade(&["explain", "--overlay"]).code_is(0);
     assert_eq!(ids(&place), Vec::<String>::new());
+}
+
+#[test]
+fn root_works_on_a_view_of_another_users_directory_as_that_user() {
+    let place = furnished(Place::of_an_ordinary_user());
+    let owner = |name: &str| {
+        let found = fs::metadata(place.workspace().join(name)).unwrap();
+        std::os::unix::fs::MetadataExt::uid(&found)
+    };
+    let theirs = owner("a");
+    // Started by whoever runs the tests: root, if anybody.
+    let by_root = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+        command.args(args).current_dir(place.workspace()).stdin(Stdio::null()).env_clear();
+        command.env("PATH", "/usr/bin:/bin").env("STOCKADE_STATE_DIR", place.path("roots-state"));
+        let done = finish(command);
+        assert_eq!(done.code, 0, "{done:?}");
+        done.stdout.trim_end().to_owned()
+    };
+    by_root(&["run", "--overlay", "--shell", CHANGES]);
+    assert_untouched(&place);
+    let id = by_root(&["workspace", "ls", "-q"]);
+    let fork = by_root(&["workspace", "fork", &id]);
+    by_root(&["run", "--resume", &fork, "--shell", "echo more > c"]);
+    by_root(&["workspace", "apply", &fork]);
+    assert_changed(&place);
+    assert_eq!((owner("a"), owner("b"), owner("c")), (theirs, theirs, theirs));
 }

@@ -21,11 +21,12 @@ pub(crate) struct Source {
 /// The layers of a copy-on-write view: detached copies of single mounts, without what is mounted below.
 pub(crate) struct Layers {
     pub lower: OwnedFd,
-    /// The directory in which the upper layer and the kernel's own place lie: the kernel wants to see
-    /// both in one mount.
+    /// The directory in which the other two lie: the kernel wants to see both in one mount.
     pub beside: OwnedFd,
-    pub upper: String,
-    pub work: String,
+    /// Opened in that copy, since whom the guest stands for may have no way there.
+    pub upper: OwnedFd,
+    /// Likewise.
+    pub work: OwnedFd,
 }
 
 /// Everything of the host that one plan mounts, in the plan's order.
@@ -74,26 +75,21 @@ fn layers(lower: &Path, upper: &Path, work: &Path, read_only: bool) -> Result<La
         return Err(Failure::without_errno(Wall::Source, detail));
     };
     let attributes = if read_only { fs::READ_ONLY } else { fs::WRITABLE };
+    let beside = single(parent, attributes)?;
     Ok(Layers {
         lower: single(lower, fs::READ_ONLY)?,
-        beside: single(parent, attributes)?,
-        upper: layer_name(upper)?,
-        work: layer_name(work)?,
+        upper: layer(&beside, upper)?,
+        work: layer(&beside, work)?,
+        beside,
     })
 }
 
-/// The last part of a layer's path, once it was found to be a directory. A guest never gets at the
-/// directory that it lies in, so it still is one when it is mounted.
-fn layer_name(path: &Path) -> Result<String, Failure> {
-    directory(path)?;
-    let text = path.file_name().and_then(|last| last.to_str()).unwrap_or_default();
-    // Other characters mean something to the kernel where it takes a list of layers.
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    match !text.is_empty() && text.chars().all(plain) {
-        true => Ok(text.to_owned()),
-        false => Err(Failure::without_errno(Wall::Source, format!("{} as a layer", name(path)))
-            .remedy("name it with letters, digits, dots, dashes and underscores")),
-    }
+fn layer(beside: &OwnedFd, path: &Path) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let last = path.file_name().unwrap_or_default();
+    let opened = rustix::fs::openat2(beside, last, flags, Mode::empty(), resolve);
+    opened.at(Wall::Source, &name(path))
 }
 
 fn single(path: &Path, attributes: MountAttrFlags) -> Result<OwnedFd, Failure> {

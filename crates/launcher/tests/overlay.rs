@@ -175,9 +175,8 @@ fn layers_that_cannot_be_used_are_refused_by_name() {
         let layers = Layers::new(owner);
         std::os::unix::fs::symlink("upper", layers.path("link")).unwrap();
         fs::write(layers.path("file"), "").unwrap();
-        fs::create_dir(layers.path("a:b")).unwrap();
         fs::create_dir(layers.path("elsewhere")).unwrap();
-        for wrong in ["link", "file", "a:b", "elsewhere/upper", "absent"] {
+        for wrong in ["link", "file", "elsewhere/upper", "absent"] {
             let [lower, work] = ["lower", "work"].map(|name| layers.path(name));
             let workspace = Workspace::Overlay { lower, upper: layers.path(wrong), work };
             let plan = LaunchPlan { workspace, ..LaunchPlan::default() };
@@ -198,4 +197,39 @@ fn a_local_workspace_is_no_overlay() {
         assert!(layers.path("lower/new").exists());
         assert_eq!(inside.ask(json!({ "write": "/workspace/kept" })), json!(0));
     });
+}
+
+#[test]
+fn layers_may_have_any_name_and_lie_where_only_root_gets() {
+    common::needs_root("only root can stand for somebody else");
+    let launcher = common::launcher(Owner::Root);
+    let layers = Layers::new(Owner::Ordinary);
+    let place = layers.path("root's:own,\\place");
+    fs::create_dir(&place).unwrap();
+    fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let [upper, work] = ["up:per,\\", "wo rk"].map(|name| place.join(name));
+    for layer in [&upper, &work] {
+        fs::create_dir(layer).unwrap();
+        give(Owner::Ordinary, layer);
+    }
+    for read_only in [false, true] {
+        let (upper, work) = (upper.clone(), work.clone());
+        let workspace = Workspace::Overlay { lower: layers.path("lower"), upper, work };
+        let ordinary = Some(common::ORDINARY);
+        let plan = LaunchPlan {
+            workspace,
+            read_only,
+            host_uid: ordinary,
+            host_gid: ordinary,
+            ..LaunchPlan::default()
+        };
+        let mut inside = launch(&launcher, &plan);
+        if !read_only {
+            inside.run(&["sh", "-c", CHANGES]);
+        }
+        assert_eq!(inside.read("/workspace/changed").unwrap(), "inside");
+        inside.ended_by_drop();
+    }
+    assert_eq!(text(&upper.join("added")), "new");
+    assert_eq!(fs::metadata(upper.join("added")).unwrap().uid(), common::ORDINARY);
 }

@@ -142,8 +142,9 @@ fn fill(entry: &Entry, manifest: &Manifest) -> Outcome<()> {
 fn layers(entry: &Entry, lower: &crate::tree::Tree) -> Outcome<()> {
     directory(&entry.upper())?;
     directory(&entry.work())?;
-    // The upper's own mode is the one that the view's root shows.
-    like(&tree(&entry.upper())?, lower)
+    // The upper's own mode is the one that the view's root shows, and root's guest is whoever owns it.
+    like(&tree(&entry.upper())?, lower)?;
+    like(&tree(&entry.work())?, lower)
 }
 
 fn like(dir: &crate::tree::Tree, other: &crate::tree::Tree) -> Outcome<()> {
@@ -188,7 +189,8 @@ fn refill(from: &Entry, entry: &Entry, manifest: &Manifest) -> Outcome<()> {
             directory(&entry.work())?;
             let copy = tree(&entry.upper())?;
             copy_tree(&upper, &copy, Copying::Layer)?;
-            like(&copy, &upper)
+            like(&copy, &upper)?;
+            like(&tree(&entry.work())?, &upper)
         }
         Layer::Copy(old, index) => {
             directory(&entry.copy())?;

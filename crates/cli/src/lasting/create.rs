@@ -9,7 +9,7 @@ use super::message::{Order, Ready};
 use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::printer::Printer;
-use crate::views::{self, Wanted};
+use crate::views::{self, Configured, Wanted};
 
 /// What to make and how long it lives.
 #[derive(Debug, Args)]
@@ -35,12 +35,13 @@ pub struct LifeArgs {
 /// Makes the sandbox and prints its id.
 pub async fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let settings = Settings::load(Some(&wanted.beneath()), printer)?;
-    let spec = args.spec.spec(&wanted, &settings)?;
+    let configured = wanted.settings(printer)?;
+    let spec = args.spec.spec(&wanted, &configured.settings)?;
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
-    let order = Order { spec, idle, lifetime, command: None, workspace: None };
-    let (ready, workspace) = build(order, &wanted, &settings, printer).await?;
+    let origin = configured.origin.clone();
+    let order = Order { spec, idle, lifetime, command: None, workspace: None, origin };
+    let (ready, workspace) = build(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
             "sandbox": ready.id, "idle": idle, "lifetime": lifetime, "workspace": workspace,
@@ -82,7 +83,7 @@ pub async fn detached(
     spec: SandboxSpec,
     command: Command,
     wanted: &Wanted,
-    settings: &Settings,
+    configured: &Configured,
     printer: &Printer,
 ) -> Result<i32> {
     if command.stdin != stockade_core::Stdin::None {
@@ -90,8 +91,10 @@ pub async fn detached(
         return Err(Error::new(ErrorCode::Invalid, "run", message)
             .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
     }
-    let order = Order { spec, idle: None, lifetime: None, command: Some(command), workspace: None };
-    let (ready, workspace) = build(order, wanted, settings, printer).await?;
+    let origin = configured.origin.clone();
+    let command = Some(command);
+    let order = Order { spec, idle: None, lifetime: None, command, workspace: None, origin };
+    let (ready, workspace) = build(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {
             printer.json(&json!({ "sandbox": ready.id, "job": ready.job, "workspace": workspace }));

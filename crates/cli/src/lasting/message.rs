@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use stockade_core::{
     Command, Entry, JobId, Outcome, SandboxId, SandboxPath, SandboxSpec, Span, StreamId,
-    TerminalSize, WorkspaceId,
+    TerminalSize, Workspace, WorkspaceId,
 };
 use stockade_engine::Timestamp;
 
 use super::fault::WireError;
 
 /// The language both sides must speak. Raised with every change that an older side misreads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// How much a file operation or a piece of input carries.
 pub const PIECE: u32 = 256 << 10;
@@ -89,6 +89,8 @@ pub enum Reply {
 pub struct Info {
     /// The sandbox.
     pub id: SandboxId,
+    /// The workspace that keeps its changes apart.
+    pub workspace: Option<WorkspaceId>,
     /// How long it lives while nobody uses it.
     pub idle: Option<Span>,
     /// How long it lives at most.
@@ -128,6 +130,8 @@ pub struct Order {
     pub command: Option<Command>,
     /// The workspace that was made for it, to be given back at its end.
     pub workspace: Option<WorkspaceId>,
+    /// What of the host its files come from, where no setting is read.
+    pub origin: Workspace,
 }
 
 /// What a supervisor says on its standard output, once.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
-use stockade_core::Result;
+use stockade_core::{Result, WorkspaceId};
 use stockade_engine::{LeaseInfo, Timestamp};
 
 use super::client::Connection;
@@ -42,6 +42,9 @@ struct Row {
     /// The command line of the process that owns it, where that is not a supervisor.
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<String>,
+    /// The workspace that keeps its changes apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workspace: Option<WorkspaceId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     idle: Option<stockade_core::Span>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,6 +115,7 @@ fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
         age_seconds: age.as_secs(),
         lasting: info.is_some(),
         owner: if alive && info.is_none() { command_line(body.owner) } else { None },
+        workspace: info.as_ref().and_then(|info| info.workspace.clone()),
         idle: info.as_ref().and_then(|info| info.idle),
         lifetime: info.as_ref().and_then(|info| info.lifetime),
         jobs: info.map(|info| info.jobs).unwrap_or_default(),
@@ -150,7 +154,7 @@ fn cells(row: &Row) -> [Cell; 7] {
         state,
         Cell::plain(age(row.age_seconds)),
         Cell::plain(row.lease.pid.to_string()),
-        Cell::lines(running(row).into_iter().chain(labels(row)).collect()),
+        Cell::lines(running(row).into_iter().chain(workspace(row)).chain(labels(row)).collect()),
     ]
 }
 
@@ -163,6 +167,10 @@ fn running(row: &Row) -> Vec<String> {
         None if row.lasting => vec!["(idle)".into()],
         None => vec![String::new()],
     }
+}
+
+fn workspace(row: &Row) -> Option<String> {
+    row.workspace.as_ref().map(|id| format!("workspace: {id}"))
 }
 
 /// Below what runs, since there may be any number of them.

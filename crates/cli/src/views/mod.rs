@@ -18,8 +18,8 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::Workspaces;
 
 pub use handle::Handle;
-pub use taken::{Settled, Summary, Taken, ahead, take};
-pub use wanted::{GitArg, Wanted};
+pub use taken::{Settled, Summary, Taken, ahead, source, take};
+pub use wanted::{Configured, GitArg, Wanted};
 
 use crate::config::Settings;
 use crate::printer::Printer;

@@ -6,7 +6,12 @@ use std::str::FromStr;
 use stockade_core::{Error, ErrorCode, HostPath, Layers, Result, Workspace};
 use stockade_workspaces::Hint;
 
-use super::Handle;
+use super::{Handle, open};
+use crate::config::Settings;
+use crate::printer::Printer;
+
+/// The flag that names a workspace which is there already.
+pub const RESUME: &str = "--resume";
 
 /// The workspace that is meant.
 #[derive(Debug, Clone)]
@@ -21,6 +26,15 @@ pub enum Wanted {
     Kept(Handle),
 }
 
+/// What is configured for a command.
+#[derive(Debug)]
+pub struct Configured {
+    /// It.
+    pub settings: Settings,
+    /// What of the host the command's files come from, if anything.
+    pub origin: Workspace,
+}
+
 /// A repository, and what of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitArg {
@@ -29,11 +43,23 @@ pub struct GitArg {
 }
 
 impl Wanted {
-    /// What of the host the command's files come from, if anything.
-    pub fn beneath(&self) -> Workspace {
+    /// What is configured, read from nowhere that the command's files come from.
+    pub fn settings(&self, printer: &Printer) -> Result<Configured> {
+        let origin = self.origin();
+        let settings = Settings::load(Some(&origin), printer)?;
+        let Self::Kept(handle) = self else { return Ok(Configured { settings, origin }) };
+        // Only now it is known where workspaces are kept, and what this one is a view of.
+        let workspaces = open(&settings)?;
+        let kept = workspaces.get(&handle.find(&workspaces, RESUME)?)?;
+        let origin = Workspace::Local(host_path(kept.source)?);
+        Ok(Configured { settings: Settings::load(Some(&origin), printer)?, origin })
+    }
+
+    fn origin(&self) -> Workspace {
         match self {
             Self::Plain(workspace) => workspace.clone(),
             Self::View(dir) => Workspace::Local(dir.clone()),
+            // A repository's files are fetched; those of one that is kept are not known yet.
             Self::Checkout(_) | Self::Kept(_) => Workspace::Ephemeral,
         }
     }

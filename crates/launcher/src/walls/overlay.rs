@@ -1,7 +1,7 @@
 //! The copy-on-write workspace: an overlay of the host's directory whose changes land beside it. The
 //! layers themselves are mounted where only this process sees them, and go with the old root.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ const MARK: &str = "user.stockade";
 pub(crate) fn mount(layers: &Layers, read_only: bool) -> Result<OwnedFd, Failure> {
     put(&layers.lower, LOWER)?;
     put(&layers.beside, BESIDE)?;
-    let (upper, work) = (format!("{BESIDE}/{}", layers.upper), format!("{BESIDE}/{}", layers.work));
+    let (upper, work) = (opened(&layers.upper), opened(&layers.work));
     if read_only {
         let both = format!("{upper}:{LOWER}");
         let options = [("lowerdir", both.as_str()), ("userxattr", "")];
@@ -55,6 +55,11 @@ fn writable(lower: &str, upper: &str, work: &str) -> Result<OwnedFd, Failure> {
         ("index", "off"),
     ];
     fs::make(KIND, &options, fs::WRITABLE).map_err(refused)
+}
+
+/// A path to something that is open. The mount it was opened in is this sandbox's by now.
+fn opened(layer: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", layer.as_raw_fd())
 }
 
 fn put(tree: &OwnedFd, place: &str) -> Result<(), Failure> {

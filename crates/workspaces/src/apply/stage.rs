@@ -156,6 +156,7 @@ impl Stage<'_> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::empty());
         let made = made.step("open", &change.path)?;
+        self.give(change, slot);
         rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).step("set the mode of", &change.path)
     }
 
@@ -169,7 +170,9 @@ impl Stage<'_> {
                 remedy: "end the sandbox and look at the diff again",
             });
         }
-        rustix::fs::symlinkat(&target[..], &self.dir, slot).step("create", &change.path)
+        rustix::fs::symlinkat(&target[..], &self.dir, slot).step("create", &change.path)?;
+        self.give(change, slot);
+        Ok(())
     }
 
     fn make_file(&self, change: &Change, now: Option<&Identity>, slot: &str) -> Outcome<()> {
@@ -178,7 +181,7 @@ impl Stage<'_> {
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::from_raw_mode(0o600));
         let made: File = made.step("create", &change.path)?.into();
         content::copy(&source, &made).step("copy", &change.path)?;
-        self.keep_owner(change, &made);
+        self.give(change, slot);
         rustix::fs::fchmod(&made, Mode::from_raw_mode(file_mode(change, now)))
             .step("set the mode of", &change.path)?;
         if self.flush_each {
@@ -187,11 +190,18 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// A file that is replaced stays its owner's, where that can be.
-    fn keep_owner(&self, change: &Change, made: &File) {
-        let Ok(Some(old)) = self.trees.target.stat(&change.path) else { return };
-        let (uid, gid) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
-        let _ = rustix::fs::fchown(made, Some(uid), Some(gid));
+    /// What is replaced stays its owner's, where that can be; what root adds becomes the tree's owner's.
+    fn give(&self, change: &Change, slot: &str) {
+        let root = rustix::process::geteuid().is_root();
+        let owner = match self.trees.target.stat(&change.path) {
+            Ok(Some(old)) => Some(old),
+            Ok(None) | Err(_) if root => rustix::fs::fstat(self.trees.target).ok(),
+            Ok(None) | Err(_) => None,
+        };
+        let Some(owner) = owner else { return };
+        let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let _ = rustix::fs::chownat(&self.dir, slot, Some(uid), Some(gid), flags);
     }
 
     fn finish(mut self, name: &str) -> Outcome<Vec<Action>> {

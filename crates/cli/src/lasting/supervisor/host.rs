@@ -3,14 +3,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_core::{Command, Ending, Error, ErrorCode, Result, SandboxId, Span};
+use stockade_core::{Command, Ending, Error, ErrorCode, Result, SandboxId, Span, WorkspaceId};
 use stockade_engine::{Engine, Execution, Subscription, Watcher};
 use tokio::sync::watch;
 
 use super::activity::{Activity, Busy};
 use super::jobs::Jobs;
 use crate::lasting::fault::WireError;
-use crate::lasting::message::Info;
+use crate::lasting::message::{Info, Order};
 
 /// How a sandbox ended: nothing is left, or why that is not so.
 pub type Last = std::result::Result<(), WireError>;
@@ -21,6 +21,8 @@ pub struct Host {
     pub engine: Engine,
     /// The sandbox.
     pub id: SandboxId,
+    /// The workspace that keeps its changes apart.
+    pub workspace: Option<WorkspaceId>,
     /// How long it lives while nobody uses it.
     pub idle: Option<Span>,
     /// How long it lives at most.
@@ -34,17 +36,13 @@ pub struct Host {
 
 impl Host {
     /// For a sandbox that has just been made.
-    pub fn new(
-        engine: Engine,
-        id: SandboxId,
-        idle: Option<Span>,
-        lifetime: Option<Span>,
-    ) -> Arc<Self> {
+    pub fn new(engine: Engine, id: SandboxId, order: &Order) -> Arc<Self> {
         Arc::new(Self {
             engine,
             id,
-            idle,
-            lifetime,
+            workspace: order.workspace.clone(),
+            idle: order.idle,
+            lifetime: order.lifetime,
             activity: Activity::new(),
             jobs: Mutex::default(),
             asked: watch::Sender::new(false),
@@ -60,7 +58,8 @@ impl Host {
     /// What there is to say about it.
     pub fn info(&self) -> Info {
         let jobs = self.jobs().info();
-        Info { id: self.id.clone(), idle: self.idle, lifetime: self.lifetime, jobs }
+        let (id, workspace) = (self.id.clone(), self.workspace.clone());
+        Info { id, workspace, idle: self.idle, lifetime: self.lifetime, jobs }
     }
 
     /// Starts a program, with a follower from its first byte on.

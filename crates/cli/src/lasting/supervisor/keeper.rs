@@ -58,8 +58,8 @@ impl Keeper {
         interrupts: Interrupts,
         view: Option<Taken>,
     ) -> Result<Self> {
-        let id = engine.create(order.spec).await?;
-        let host = Host::new(engine.clone(), id.clone(), order.idle, order.lifetime);
+        let id = engine.create(order.spec.clone()).await?;
+        let host = Host::new(engine.clone(), id.clone(), &order);
         let first = match order.command {
             Some(command) => Some(host.exec(command).await?.0.detach()),
             None => None,

@@ -50,7 +50,7 @@ fn leave_the_caller() {
 
 async fn begin(printer: &Printer) -> Result<Keeper> {
     let order = read_order()?;
-    let settings = Settings::load(Some(&order.spec.workspace), printer)?;
+    let settings = Settings::load(Some(&order.origin), printer)?;
     // The state directory is absolute by now, and nobody's directory is to be kept busy.
     let _ = rustix::process::chdir("/");
     Keeper::build(order, &settings).await
