@@ -1,6 +1,7 @@
 //! A toolbox over a real engine and a workspace of its own, in a sandbox or locally.
 #![allow(
     dead_code,
+    clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
     reason = "each test file uses a part; a test fails where a value is missing"
