@@ -131,7 +131,7 @@ fn the_agent_refuses_what_breaks_the_protocol() {
     };
     let spawned = frame(&ToAgent::Spawn(5, spawn));
     let after = |more: &[u8]| [hello.as_slice(), &spawned, more].concat();
-    let other_version = ToAgent::Hello(Hello { version: 2, ..HELLO });
+    let other_version = ToAgent::Hello(Hello { version: VERSION + 1, ..HELLO });
     let much = frame(&ToAgent::Stdin(5, &[0; 200_000]));
     let cases = [
         ("no hello", spawned.clone()),
@@ -294,10 +294,10 @@ fn an_agent_that_says_nothing_is_too_slow() {
 fn an_agent_of_another_version_is_refused() {
     test(async {
         let (ours, mut theirs) = tokio::net::UnixStream::pair().unwrap();
-        let hello = answer(&FromAgent::Hello(Hello { version: 2, ..HELLO }));
+        let hello = answer(&FromAgent::Hello(Hello { version: VERSION + 1, ..HELLO }));
         theirs.write_all(&hello).await.unwrap();
         let error = AgentClient::connect(ours, Duration::from_secs(10)).await.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Protocol);
-        assert!(error.to_string().contains("version 2"), "{error}");
+        assert!(error.to_string().contains(&format!("version {}", VERSION + 1)), "{error}");
     });
 }

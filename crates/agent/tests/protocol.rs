@@ -32,6 +32,7 @@ fn requests() -> Vec<FileRequest<'static>> {
         FileRequest::Read("a", u64::MAX, 7),
         FileRequest::Write("a", true, b"\0\xff"),
         FileRequest::MakeDir("a"),
+        FileRequest::SetMode("a", 0o755),
         FileRequest::Rename("a", "b"),
         FileRequest::List("a"),
         FileRequest::Remove("a"),

@@ -4,6 +4,8 @@
 pub mod landlock;
 #[cfg(feature = "linux")]
 mod linux;
+#[cfg(feature = "local")]
+pub mod local;
 #[cfg(feature = "mock")]
 pub mod mock;
 #[cfg(feature = "native")]

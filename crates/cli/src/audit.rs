@@ -98,6 +98,7 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         Event::Started { .. }
         | Event::Created { .. }
         | Event::Destroyed { .. }
+        | Event::Decided { .. }
         | Event::Refused { .. }
         | Event::WorkspaceAcquired { .. }
         | Event::WorkspaceReleased { .. }

@@ -15,6 +15,7 @@ use crate::lasting::logs::LogsArgs;
 use crate::lasting::ps::PsArgs;
 use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
+use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
 use crate::views::WorkspaceArgs;
@@ -59,6 +60,11 @@ pub enum Verb {
     Rm(RmArgs),
     #[command(name = VERB, hide = true)]
     Supervise,
+    /// Offer the tools to a coding agent (Model Context Protocol).
+    ///
+    /// On standard input and output unless --http is given. Every tool works in a sandbox over the
+    /// workspace, made at the first call and gone when the server ends.
+    Mcp(McpArgs),
     /// Look at changes that were kept apart; apply or discard them.
     Workspace(WorkspaceArgs),
     /// Show what each backend was measured to have on this host.

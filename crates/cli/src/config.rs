@@ -10,6 +10,7 @@ use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
 };
 use stockade_engine::{EngineConfig, Quota, StateDir};
+use stockade_tools::ApprovalConfig;
 
 use crate::printer::Printer;
 use crate::workspace;
@@ -36,6 +37,8 @@ pub struct Settings {
     quotas: BTreeMap<TenantName, QuotaSetting>,
     /// What every other tenant may use at once.
     default_quota: Option<QuotaSetting>,
+    /// What an agent's tools may do without asking.
+    pub approval: ApprovalConfig,
 }
 
 /// What a tenant may use at once.
@@ -87,6 +90,10 @@ impl Settings {
     fn over(self, earlier: Self) -> Self {
         let mut quotas = earlier.quotas;
         quotas.extend(self.quotas);
+        // The first rule that matches decides: a later file's come first.
+        let mut rules = self.approval.rules;
+        rules.extend(earlier.approval.rules);
+        let ask_timeout = self.approval.ask_timeout.or(earlier.approval.ask_timeout);
         Self {
             backend: self.backend.or(earlier.backend),
             boundaries: self.boundaries.or(earlier.boundaries),
@@ -95,6 +102,7 @@ impl Settings {
             state_dir: self.state_dir.or(earlier.state_dir),
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
+            approval: ApprovalConfig { ask_timeout, rules },
         }
     }
 }

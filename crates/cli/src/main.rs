@@ -15,6 +15,7 @@ mod explain;
 mod input;
 mod interrupts;
 mod lasting;
+mod mcp;
 mod output;
 mod printer;
 mod reasons;
@@ -69,6 +70,7 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Kill(args) => lasting::kill::kill(&args, printer).await,
         Verb::Rm(args) => lasting::rm::rm(&args, printer).await,
         Verb::Supervise => lasting::supervisor::supervise(printer).await,
+        Verb::Mcp(args) => mcp::mcp(args, printer).await,
         Verb::Workspace(args) => views::workspace(args, printer).await,
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,

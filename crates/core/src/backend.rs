@@ -220,6 +220,10 @@ pub trait Files: Send + Sync {
     /// Writes a regular file: from the start, replacing what was there, or at its end.
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()>;
 
+    /// Sets the permission bits of a regular file; those that change who a program runs as are left
+    /// out.
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()>;
+
     /// Makes a directory and those above it. Succeeds when it is there.
     async fn make_dir(&self, path: &SandboxPath) -> Result<()>;
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use stockade_core::{
-    Admitted, Backend, BackendChoice, BackendName, Capabilities, Command, Error, ErrorCode, JobId,
-    Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec, admit_command,
+    Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Error,
+    ErrorCode, JobId, Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec, admit_command,
 };
 
 use crate::config::EngineConfig;
@@ -75,7 +75,7 @@ impl Engine {
     /// If this future is dropped, nothing is left (C-32).
     pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
-        let shared = self.inner.begin(&order, id::fresh()?, &command).await?;
+        let shared = self.inner.begin(id::fresh()?, &order, id::fresh()?, &command).await?;
         self.start(order, command, shared).await
     }
 
@@ -86,7 +86,7 @@ impl Engine {
         command: Command,
     ) -> Result<(Execution, Subscription)> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
-        let shared = self.inner.begin(&order, id::fresh()?, &command).await?;
+        let shared = self.inner.begin(id::fresh()?, &order, id::fresh()?, &command).await?;
         let follower = shared.history.follow();
         Ok((self.start(order, command, shared).await?, follower))
     }
@@ -111,8 +111,13 @@ impl Engine {
 
     /// Runs one more command in a sandbox of this engine.
     pub async fn exec(&self, id: &SandboxId, command: Command) -> Result<Execution> {
-        let (live, shared) = self.inner.begin_in(id, &command).await?;
+        let (live, shared) = self.inner.begin_in(id::fresh()?, id, &command).await?;
         self.start_in(live, command, shared).await
+    }
+
+    /// The id of a record that is to be opened later, for what has to name it before.
+    pub fn fresh_job(&self) -> Result<JobId> {
+        id::fresh()
     }
 
     /// Like [`Engine::exec`], with a follower who is there from the first byte on.
@@ -121,9 +126,30 @@ impl Engine {
         id: &SandboxId,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let (live, shared) = self.inner.begin_in(id, &command).await?;
+        self.exec_followed_as(self.fresh_job()?, id, command).await
+    }
+
+    /// Like [`Engine::exec_followed`], under an id from [`Engine::fresh_job`] that is used once.
+    pub async fn exec_followed_as(
+        &self,
+        job: JobId,
+        id: &SandboxId,
+        command: Command,
+    ) -> Result<(Execution, Subscription)> {
+        let (live, shared) = self.inner.begin_in(job, id, &command).await?;
         let follower = shared.history.follow();
         Ok((self.start_in(live, command, shared).await?, follower))
+    }
+
+    /// Who built the walls of a live sandbox of this engine, and of what kind they are.
+    pub fn walls(&self, id: &SandboxId) -> Result<(BackendName, Boundary)> {
+        let live = self.inner.live(id)?;
+        Ok((live.order.admitted.backend().clone(), live.order.admitted.boundary()))
+    }
+
+    /// Records what a front end decided or did. Returns when it is written (C-40).
+    pub async fn record(&self, event: Event) -> Result<()> {
+        self.inner.record(event).await
     }
 
     async fn start_in(
@@ -273,6 +299,7 @@ impl Inner {
 
     async fn begin_in(
         &self,
+        job: JobId,
         id: &SandboxId,
         command: &Command,
     ) -> Result<(Arc<Live>, Arc<Shared>)> {
@@ -282,18 +309,18 @@ impl Inner {
         if let Some(capabilities) = capabilities {
             self.admit_command(command, spec, capabilities).await?;
         }
-        let shared = self.begin(&live.order, id.clone(), command).await?;
+        let shared = self.begin(job, &live.order, id.clone(), command).await?;
         Ok((live, shared))
     }
 
     /// Opens the record of an execution: nothing runs before this has been written (C-40).
     async fn begin(
         &self,
+        job: JobId,
         order: &Order,
         sandbox: SandboxId,
         command: &Command,
     ) -> Result<Arc<Shared>> {
-        let job: JobId = id::fresh()?;
         let spec = order.admitted.spec();
         let started = Event::Started {
             job: job.clone(),

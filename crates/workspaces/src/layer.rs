@@ -107,6 +107,10 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
+    /// What no entry is the same as.
+    const UNKNOWN: Self =
+        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: Stamp::NEVER };
+
     pub(crate) fn new(stat: &Stat) -> Self {
         Self {
             kind: NodeKind::of(stat),
@@ -148,6 +152,11 @@ struct Line {
 impl Index {
     pub(crate) fn insert(&mut self, path: TreePath, copied: Copied) {
         self.0.insert(path, copied);
+    }
+
+    /// Takes note of a path that is beneath too, without knowing anything of its copy.
+    pub(crate) fn know(&mut self, path: &TreePath) {
+        self.0.entry(path.clone()).or_insert(Copied::UNKNOWN);
     }
 
     pub(crate) fn get(&self, path: &TreePath) -> Option<&Copied> {

@@ -118,14 +118,23 @@ impl Store {
     pub(crate) fn tidy(&self) -> Outcome<()> {
         for name in self.0.names().step("list", self.0.path().display())? {
             if name.starts_with(".gone-") {
-                // Its remover may be at it still: then each finds less to do.
-                let _ = remove(&self.0, name.as_bytes());
+                self.tidy_gone(&name)?;
             }
         }
         for id in self.ids()? {
             self.tidy_one(&id)?;
         }
         Ok(())
+    }
+
+    /// Goes on with a removal, unless its remover is at it still.
+    fn tidy_gone(&self, name: &str) -> Outcome<()> {
+        let path = self.0.path_of(name);
+        let Ok(file) = self.0.open(name, OFlags::RDONLY | OFlags::DIRECTORY) else { return Ok(()) };
+        match Locked::attempt(file, Sharing::Exclusive).step("lock", path.display())? {
+            Ok(_lock) => remove(&self.0, name.as_bytes()).step("remove", path.display()),
+            Err(_) => Ok(()),
+        }
     }
 
     fn tidy_one(&self, id: &WorkspaceId) -> Outcome<()> {
@@ -194,7 +203,12 @@ impl Entry {
     pub(crate) fn layer(&self, manifest: &Manifest) -> Outcome<Layer> {
         match manifest.mechanism {
             Mechanism::Kernel => Ok(Layer::Upper(tree(&self.upper())?)),
-            Mechanism::Copy => Ok(Layer::Copy(tree(&self.copy())?, Index::load(&self.index())?)),
+            Mechanism::Copy => {
+                let mut index = Index::load(&self.index())?;
+                // What was applied is in the tree beneath too now, and is missed when it goes.
+                self.ledger().settled()?.there().for_each(|path| index.know(path));
+                Ok(Layer::Copy(tree(&self.copy())?, index))
+            }
         }
     }
 

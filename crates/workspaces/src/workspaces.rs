@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId};
 use stockade_engine::{Directory, Event, Journal, JournalOptions, Sharing, StateDir};
+use tokio::sync::oneshot;
 
 use crate::acquire::{self, Made};
 use crate::apply::{self, Application, ApplyOptions, Trees};
@@ -341,26 +342,25 @@ fn unchanged(entry: &Entry, manifest: &Manifest) -> bool {
 impl WorkspaceProvider for Workspaces {
     async fn acquire(&self, request: Request) -> Result<Workspace> {
         let this = self.clone();
-        off_thread(move || this.acquired(request)).await
+        let (hand, taken) = oneshot::channel();
+        tokio::task::spawn_blocking(move || {
+            // Whoever asked may have gone away meanwhile: then it is nobody's.
+            if let Err(Ok(workspace)) = hand.send(this.acquired(request)) {
+                let _ = this.released(&workspace.id);
+            }
+        });
+        taken.await.unwrap_or_else(|gone| Err(cut_off(gone)))
     }
 
     async fn release(&self, id: &WorkspaceId) -> Result<()> {
         let (this, id) = (self.clone(), id.clone());
-        off_thread(move || this.released(&id)).await
+        let done = tokio::task::spawn_blocking(move || this.released(&id)).await;
+        done.unwrap_or_else(|gone| Err(cut_off(gone)))
     }
 }
 
-/// Runs what blocks where it holds nobody up.
-async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => {
-            Err(Error::new(ErrorCode::System, "work on the workspace", "the work was cut off")
-                .source(error))
-        }
-    }
+fn cut_off(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(ErrorCode::System, "work on the workspace", "the work was cut off").source(error)
 }
 
 impl Workspaces {

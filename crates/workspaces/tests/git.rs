@@ -193,6 +193,38 @@ fn no_filter_or_hook_runs_when_a_hostile_repository_is_checked_out() {
     assert!(!witness.exists());
 }
 
+const EVIL: &str = "STOCKADE_TEST_EVIL";
+
+/// Not a test of its own: acquires a checkout while standing in a directory that a guest wrote.
+#[test]
+fn standing_elsewhere() {
+    let Ok(source) = std::env::var(EVIL) else { return };
+    let place = Place::new();
+    let hint = Hint::Git { source, rev: None };
+    assert!(wait(place.workspaces.acquire(Request::new(hint))).is_err());
+}
+
+#[test]
+fn the_configuration_of_where_the_caller_stands_is_not_used() {
+    let place = Place::new();
+    let (dir, _) = repository(&place);
+    let witness = place.dir.path().join("witness");
+    let evil = format!("touch {};", witness.display());
+    git(&dir, &["config", "core.sshCommand", &evil]);
+    git(&dir, &["config", "credential.helper", &format!("!{evil}")]);
+    git(&dir, &["config", "core.fsmonitor", &evil]);
+    for source in ["ssh://127.0.0.1:9/x", "http://127.0.0.1:9/x", "me@127.0.0.1:x"] {
+        let run = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "standing_elsewhere", "--nocapture"])
+            .env(EVIL, source)
+            .current_dir(&dir)
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        assert!(!witness.exists(), "{source}");
+    }
+}
+
 #[test]
 fn what_is_not_there_is_said() {
     let place = Place::new();

@@ -331,7 +331,7 @@ fn a_fork_of_what_was_applied_knows_what_was() {
 }
 
 #[test]
-fn a_link_in_a_repository_is_held_back() {
+fn a_link_in_the_place_of_what_is_held_back_is_held_back() {
     let place = Place::new();
     write(place.source().join(".git/objects/x"), "x");
     let workspace = place.overlay();
@@ -339,7 +339,10 @@ fn a_link_in_a_repository_is_held_back() {
     fs::create_dir_all(upper.join(".git")).unwrap();
     symlink("../payload", upper.join(".git/objects")).unwrap();
     symlink("objects", upper.join(".git/index")).unwrap();
-    assert_eq!(place.lines(&workspace.id), ["A .git/index held", "T .git/objects held"]);
+    symlink("payload", upper.join(".cargo")).unwrap();
+    symlink("payload", upper.join("other")).unwrap();
+    let lines = ["A .cargo held", "A .git/index held", "T .git/objects held", "A other"];
+    assert_eq!(place.lines(&workspace.id), lines);
 }
 
 /// Writes down an apply that was cut off after it had swapped `a`, as another process would have.
@@ -582,6 +585,23 @@ fn acquire_and_release_are_recorded_once() {
             Event::WorkspaceReleased { workspace: id },
         ]
     );
+}
+
+#[test]
+fn a_workspace_that_nobody_waits_for_any_more_is_given_back() {
+    let place = Place::new();
+    furnish(&place.source());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let request = Request::new(Hint::Overlay(place.source()));
+        let mut acquiring = place.workspaces.acquire(request);
+        let nothing = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(acquiring.as_mut().poll(context).is_pending())
+        });
+        assert!(nothing.await, "it is under way");
+    });
+    drop(runtime);
+    assert!(place.workspaces.list().unwrap().is_empty());
 }
 
 #[test]

@@ -147,6 +147,7 @@ impl Agent {
             | FileRequest::Read(..)
             | FileRequest::Write(..)
             | FileRequest::MakeDir(_)
+            | FileRequest::SetMode(..)
             | FileRequest::Rename(..) => {
                 files::answer(&self.roots, number, request, &mut self.link)
             }

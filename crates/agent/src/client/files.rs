@@ -99,6 +99,10 @@ impl Files for AgentFiles {
         }
     }
 
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
+        self.tell("set mode", FileRequest::SetMode(path.as_str(), mode)).await
+    }
+
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
         self.tell("make directory", FileRequest::MakeDir(path.as_str())).await
     }

@@ -178,6 +178,8 @@ pub enum FileRequest<'a> {
     Write(&'a str, bool, &'a [u8]),
     /// Makes a directory and those above it. Answered by `FileDone`.
     MakeDir(&'a str),
+    /// Sets a regular file's permission bits. Answered by `FileDone`.
+    SetMode(&'a str, u32),
     /// From, to. Answered by `FileDone`.
     Rename(&'a str, &'a str),
     /// Yields [`FileEntry`] records as output, then `FileDone`.
@@ -310,6 +312,7 @@ impl<'a> FileRequest<'a> {
             Self::TarOut(path) => (8, path),
             Self::TarIn(path) => (9, path),
             Self::Watch(path) => (10, path),
+            Self::SetMode(path, _) => (11, path),
         };
         to.u8(tag);
         to.text(path);
@@ -323,6 +326,7 @@ impl<'a> FileRequest<'a> {
                 to.data(data);
             }
             Self::Rename(_, target) => to.text(target),
+            Self::SetMode(_, mode) => to.u32(mode),
             Self::Stat(_)
             | Self::MakeDir(_)
             | Self::List(_)
@@ -347,6 +351,7 @@ impl<'a> FileRequest<'a> {
             8 => Self::TarOut(path),
             9 => Self::TarIn(path),
             10 => Self::Watch(path),
+            11 => Self::SetMode(path, from.u32()?),
             tag => return Err(DecodeError::Tag { what: "file request", tag }),
         })
     }

@@ -38,6 +38,10 @@ impl Files for WorkspaceFiles {
         self.0.files().write(&from_workspace(path), data, append).await
     }
 
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
+        self.0.files().set_mode(&from_workspace(path), mode).await
+    }
+
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
         self.0.files().make_dir(&from_workspace(path)).await
     }

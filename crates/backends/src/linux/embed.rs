@@ -1,7 +1,7 @@
 //! The launcher and the agent, carried inside this program: one file installs.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use stockade_launcher::{Launcher, Program, seal};
 
@@ -18,6 +18,11 @@ pub(crate) fn launcher(
     let agent = seal("stockade-agent", &mut &*AGENT)?;
     let program = seal("stockade-launcher", &mut &*LAUNCHER)?;
     start(&Program::Fd(program.as_fd()), agent.as_fd())
+}
+
+/// The agent alone, in a sealed copy, for those who start it themselves.
+pub(crate) fn agent() -> io::Result<OwnedFd> {
+    seal("stockade-agent", &mut &*AGENT)
 }
 
 /// Starts one as a copy of this process.

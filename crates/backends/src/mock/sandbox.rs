@@ -260,14 +260,14 @@ fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
     Error::new(code, operation, format!("`{path}` {what}")).backend(NAME)
 }
 
-fn entry(name: &str, node: &Node) -> Entry {
+fn entry(name: &str, node: &Node, mode: u32) -> Entry {
     let (kind, size) = match node {
         Node::Directory => (EntryKind::Directory, 0),
         Node::File(data) => (EntryKind::File, data.len() as u64),
         Node::Symlink(target) => (EntryKind::Symlink, target.len() as u64),
         Node::Fifo => (EntryKind::Other, 0),
     };
-    Entry { name: name.to_owned(), kind, size, mode: 0o644 }
+    Entry { name: name.to_owned(), kind, size, mode }
 }
 
 impl MockSandbox {
@@ -303,13 +303,15 @@ impl Files for MockSandbox {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
         self.at("stat", path, false, |tree, at| {
             let name = at.rsplit('/').next().unwrap_or_default();
-            tree.node(at).map(|node| entry(name, node))
+            tree.node(at).map(|node| entry(name, node, tree.mode(at)))
         })
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
         self.at("list", path, true, |tree, at| {
-            Ok(tree.list(at)?.iter().map(|(name, node)| entry(name, node)).collect())
+            let mode = |name: &str| tree.mode(&format!("{at}/{name}"));
+            let entries = tree.list(at)?;
+            Ok(entries.iter().map(|(name, node)| entry(name, node, mode(name))).collect())
         })
     }
 
@@ -324,6 +326,10 @@ impl Files for MockSandbox {
 
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
         self.at("write", path, true, |tree, at| tree.write(at, &data, append))
+    }
+
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
+        self.at("set mode", path, true, |tree, at| tree.set_mode(at, mode & 0o777))
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {

@@ -43,6 +43,8 @@ pub enum Node {
 #[derive(Debug, Clone)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,
+    /// Permission bits that were set; every other entry has the usual ones.
+    modes: BTreeMap<String, u32>,
     read_only_workspace: bool,
     writable_root: bool,
     room: u64,
@@ -59,7 +61,7 @@ impl Tree {
             nodes.insert(directory.to_owned(), Node::Directory);
         }
         nodes.insert("/etc/hostname".into(), Node::File(b"mock\n".to_vec()));
-        Self { nodes, read_only_workspace, writable_root, room }
+        Self { nodes, modes: BTreeMap::new(), read_only_workspace, writable_root, room }
     }
 
     /// Bytes in regular files.
@@ -160,6 +162,19 @@ impl Tree {
         if data.len() > room { Err(Errno::NoSpace) } else { Ok(()) }
     }
 
+    /// The permission bits of what is at a path.
+    pub fn mode(&self, at: &str) -> u32 {
+        self.modes.get(at).copied().unwrap_or(0o644)
+    }
+
+    /// Sets a regular file's permission bits.
+    pub fn set_mode(&mut self, at: &str, mode: u32) -> Result<(), Errno> {
+        self.read(at)?;
+        self.writable(at)?;
+        self.modes.insert(at.to_owned(), mode);
+        Ok(())
+    }
+
     /// Puts something where the parent is a directory that may be written to.
     pub fn put(&mut self, at: &str, node: Node) -> Result<(), Errno> {
         self.writable(at)?;
@@ -177,6 +192,7 @@ impl Tree {
         let before = self.nodes.len();
         let below = format!("{at}/");
         self.nodes.retain(|path, _| path != at && !path.starts_with(&below));
+        self.modes.retain(|path, _| path != at && !path.starts_with(&below));
         Ok(self.nodes.len() < before)
     }
 
@@ -194,8 +210,13 @@ impl Tree {
             .cloned()
             .collect();
         for path in moved {
+            let target = format!("{to}{}", &path[from.len()..]);
+            self.modes.remove(&target);
+            if let Some(mode) = self.modes.remove(&path) {
+                self.modes.insert(target.clone(), mode);
+            }
             if let Some(node) = self.nodes.remove(&path) {
-                self.nodes.insert(format!("{to}{}", &path[from.len()..]), node);
+                self.nodes.insert(target, node);
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::Workspaces;
 
 pub use handle::Handle;
-pub use taken::{Settled, Summary, Taken, ahead, take};
+pub use taken::{Settled, Summary, Taken, ahead, source, take};
 pub use wanted::{Configured, GitArg, Wanted};
 
 use crate::config::Settings;

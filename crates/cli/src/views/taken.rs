@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use stockade_core::{Result, SandboxSpec, Workspace as Place, WorkspaceId};
 use stockade_engine::Engine;
+use stockade_tools::{ViewSource, Views};
 use stockade_workspaces::{
     Diff, Hint, Hold, Kind, Mechanism, Request, Workspace, WorkspaceProvider, Workspaces,
 };
@@ -94,21 +95,52 @@ async fn made(
     printer: &Printer,
 ) -> Result<(Workspaces, Workspace)> {
     let workspaces = open(settings)?;
-    let mechanism = mechanism(&workspaces, spec, engine).await;
-    let what = match (&hint, mechanism) {
+    let request = request(hint, &workspaces, spec, engine).await;
+    let what = match (&request.hint, request.mechanism) {
         (Hint::Git { .. }, _) => "fetching the repository",
         (_, Mechanism::Copy) => "copying the workspace",
         (_, Mechanism::Kernel) => "making the workspace",
     };
-    let request = Request {
+    let workspace = printer.patiently(what, workspaces.acquire(request)).await?;
+    Ok((workspaces, workspace))
+}
+
+async fn request(
+    hint: Hint,
+    workspaces: &Workspaces,
+    spec: &SandboxSpec,
+    engine: &Engine,
+) -> Request {
+    Request {
         hint,
         tenant: spec.tenant.clone(),
         writable: !spec.read_only,
-        mechanism,
+        mechanism: mechanism(workspaces, spec, engine).await,
         metadata: BTreeMap::new(),
+    }
+}
+
+/// Where each of an agent's sandboxes takes one of its own from; nothing where it needs no taking.
+pub async fn source(
+    wanted: &Wanted,
+    spec: &SandboxSpec,
+    engine: &Engine,
+    settings: &Settings,
+) -> Result<Option<Views>> {
+    let (workspaces, source) = match (wanted, wanted.hint()) {
+        (Wanted::Kept(handle), _) => {
+            let workspaces = open(settings)?;
+            let id = handle.find(&workspaces, "--resume")?;
+            (workspaces, ViewSource::Kept(id))
+        }
+        (_, Some(hint)) => {
+            let workspaces = open(settings)?;
+            let request = request(hint, &workspaces, spec, engine).await;
+            (workspaces, ViewSource::Fresh(request))
+        }
+        (_, None) => return Ok(None),
     };
-    let workspace = printer.patiently(what, workspaces.acquire(request)).await?;
-    Ok((workspaces, workspace))
+    Ok(Some(Views::new(workspaces, source)))
 }
 
 /// By the kernel where somebody can build walls around it, else by a copy, which everybody can take.

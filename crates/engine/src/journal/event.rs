@@ -73,6 +73,27 @@ pub enum Event {
         /// Each refusal, in words.
         refusals: Vec<String>,
     },
+    /// Somebody decided whether a tool may do what was asked of it: recorded before it does.
+    Decided {
+        /// The execution that was let through; absent where nothing was started.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        job: Option<JobId>,
+        /// The sandbox it is about; absent where there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandbox: Option<SandboxId>,
+        /// Whom it is for.
+        tenant: TenantName,
+        /// The tool.
+        tool: String,
+        /// Whether it may.
+        allowed: bool,
+        /// Whether a person was asked.
+        asked: bool,
+        /// The rule that decided.
+        rule: String,
+        /// What was known about it. Never holds environment values, input or content (C-41).
+        facts: String,
+    },
     /// A workspace was handed out.
     WorkspaceAcquired {
         /// Its id.
@@ -101,6 +122,7 @@ impl Event {
     pub fn job(&self) -> Option<&JobId> {
         match self {
             Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
+            Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
@@ -116,6 +138,7 @@ impl Event {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
+            Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
@@ -129,6 +152,7 @@ impl Event {
         match self {
             Self::Started { tenant, .. }
             | Self::Created { tenant, .. }
+            | Self::Decided { tenant, .. }
             | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
             Self::Stopped { .. }

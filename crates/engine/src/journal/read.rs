@@ -37,6 +37,9 @@ pub struct Records<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Job {
+    /// The record of the decision that let it through; absent where nobody had to decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided: Option<Record>,
     /// The record of its start.
     pub started: Record,
     /// The record of its end; absent while it runs, and for good if its engine died.
@@ -47,8 +50,16 @@ pub struct Job {
 pub struct Jobs<'a> {
     records: Records<'a>,
     filter: Filter,
-    open: BTreeMap<JobId, Record>,
-    left: Option<std::vec::IntoIter<Record>>,
+    /// Decisions whose execution has not started yet.
+    decided: BTreeMap<JobId, Record>,
+    open: BTreeMap<JobId, Open>,
+    left: Option<std::vec::IntoIter<Open>>,
+}
+
+/// An execution that has not ended yet.
+struct Open {
+    decided: Option<Record>,
+    started: Record,
 }
 
 impl Filter {
@@ -111,24 +122,33 @@ impl<'a> Jobs<'a> {
     pub(super) fn new(walk: Walk<'a>, filter: Filter) -> Self {
         let of_job = Filter { job: filter.job.clone(), ..Filter::default() };
         let records = Records::new(walk, of_job);
-        Self { records, filter, open: BTreeMap::new(), left: None }
+        Self { records, filter, decided: BTreeMap::new(), open: BTreeMap::new(), left: None }
     }
 
     /// Takes one record in; an execution that it ends comes out.
     fn take(&mut self, record: Record) -> Option<Job> {
         match &record.event {
             Event::Started { job, .. } => {
+                let (job, decided) = (job.clone(), self.decided.remove(job));
                 if self.filter.admits(&record.event) {
-                    self.open.insert(job.clone(), record);
+                    self.open.insert(job, Open { decided, started: record });
                 }
                 None
             }
             Event::Stopped { job, .. } => {
-                let started = self.open.remove(job)?;
-                Some(Job { started, stopped: Some(record) })
+                let Open { decided, started } = self.open.remove(job)?;
+                Some(Job { decided, started, stopped: Some(record) })
+            }
+            Event::Decided { job: Some(job), .. } => {
+                // Later ones are about what it is told while it runs.
+                if !self.open.contains_key(job) {
+                    self.decided.insert(job.clone(), record);
+                }
+                None
             }
             Event::Created { .. }
             | Event::Destroyed { .. }
+            | Event::Decided { job: None, .. }
             | Event::Refused { .. }
             | Event::WorkspaceAcquired { .. }
             | Event::WorkspaceReleased { .. }
@@ -139,11 +159,11 @@ impl<'a> Jobs<'a> {
     fn unfinished(&mut self) -> Option<Job> {
         let open = &mut self.open;
         let left = self.left.get_or_insert_with(|| {
-            let mut records: Vec<Record> = std::mem::take(open).into_values().collect();
-            records.sort_by_key(|record| record.seq);
-            records.into_iter()
+            let mut left: Vec<Open> = std::mem::take(open).into_values().collect();
+            left.sort_by_key(|open| open.started.seq);
+            left.into_iter()
         });
-        left.next().map(|started| Job { started, stopped: None })
+        left.next().map(|Open { decided, started }| Job { decided, started, stopped: None })
     }
 }
 

@@ -24,6 +24,7 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(NEEDS),
     case!("a file is moved, replacing what is in the way", "C-22", rename).needs(NEEDS),
+    case!("a file's permissions are set and move with it", "C-22", set_mode).needs(NEEDS),
     case!("what is not there is reported as not found", "C-22", missing).needs(NEEDS),
     case!("an absolute path from outside names the sandbox's own tree", "C-22", absolute)
         .needs(NEEDS)
@@ -150,6 +151,17 @@ async fn rename(kit: Kit) -> Verdict {
     files.rename(&path("from")?, &path("to")?).await?;
     same!("what is there now", files.read_all(&path("to")?, 10).await?, b"one".to_vec());
     refused(files.stat(&path("from")?).await, ErrorCode::NotFound, "from")
+}
+
+async fn set_mode(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let sandbox = room.sandbox()?;
+    let files = sandbox.files()?;
+    files.write(&path("from")?, Data::from_static(b"one"), false).await?;
+    files.set_mode(&path("from")?, 0o4750).await?;
+    files.rename(&path("from")?, &path("to")?).await?;
+    same!("its permissions", files.stat(&path("to")?).await?.mode, 0o750);
+    refused(files.set_mode(&path("absent")?, 0o600).await, ErrorCode::NotFound, "absent")
 }
 
 async fn missing(kit: Kit) -> Verdict {

@@ -32,6 +32,7 @@ fn recorded(job: &Job) -> Option<&Outcome> {
         Event::Started { .. }
         | Event::Created { .. }
         | Event::Destroyed { .. }
+        | Event::Decided { .. }
         | Event::Refused { .. }
         | Event::WorkspaceAcquired { .. }
         | Event::WorkspaceReleased { .. }

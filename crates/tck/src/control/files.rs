@@ -96,6 +96,11 @@ impl Files for PlainFiles {
         write(&self.at(path), &data, append).map_err(failed(path))
     }
 
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
+        let mode = std::fs::Permissions::from_mode(mode & 0o777);
+        std::fs::set_permissions(self.at(path), mode).map_err(failed(path))
+    }
+
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
         std::fs::create_dir_all(self.at(path)).map_err(failed(path))
     }

@@ -186,6 +186,10 @@ impl<S: Sabotage> Files for BrokenSandbox<S> {
         self.by.write(self.sandbox.files()?, path, data, append).await
     }
 
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
+        self.sandbox.files()?.set_mode(path, mode).await
+    }
+
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
         self.sandbox.files()?.make_dir(path).await
     }

@@ -17,11 +17,7 @@ use crate::tree::{Tree, stat_at};
 /// Finishes or undoes what the ledger tells of. Nothing in it, nothing to do.
 pub(crate) fn recover(ledger: &Ledger) -> Outcome<()> {
     let Some(intent) = ledger.read()? else { return Ok(()) };
-    let target = match Tree::open(&intent.target) {
-        // The whole tree is gone, and the stage with it.
-        Err(Errno::NOENT) => return ledger.clear(),
-        opened => opened.step("open", intent.target.display())?,
-    };
+    let target = Tree::open(&intent.target).step("open", intent.target.display())?;
     if root_of(&target)? != intent.root {
         return Err(Fault::Refused {
             path: intent.target.display().to_string(),

@@ -53,6 +53,11 @@ impl Settled {
         Stamp::changed(stat) >= start && self.0.get(path) != Some(&Left::of(stat))
     }
 
+    /// What this crate left something at.
+    pub(crate) fn there(&self) -> impl Iterator<Item = &TreePath> {
+        self.0.iter().filter(|(_, left)| **left != Left::Removed).map(|(path, _)| path)
+    }
+
     /// Whether this crate took it away.
     pub(super) fn removed(&self, path: &TreePath) -> bool {
         self.0.get(path) == Some(&Left::Removed)

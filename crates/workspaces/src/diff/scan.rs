@@ -2,7 +2,7 @@
 //! proportional to what changed. Nothing but regular files and directories is ever opened, and no
 //! file for its name alone: what a file is was asked first.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::Stat;
@@ -158,7 +158,7 @@ impl Scan<'_> {
     }
 
     fn copy(&mut self, copy: &Tree, index: &Index) -> Outcome<()> {
-        let mut seen = BTreeSet::new();
+        let mut seen = HashSet::new();
         let mut found = Vec::new();
         let closed = visit_open(copy, &TreePath::root(), |path, stat| {
             let known = index.get(path);
@@ -192,8 +192,8 @@ impl Scan<'_> {
     }
 
     /// Of what is gone from a copy, the topmost entries stand for all beneath them.
-    fn missing(&mut self, paths: BTreeSet<&TreePath>) -> Outcome<()> {
-        for path in &paths {
+    fn missing(&mut self, paths: Vec<&TreePath>) -> Outcome<()> {
+        for path in paths {
             let Some((parent, _)) = path.split() else { continue };
             let above = self.layer.tree().stat(&parent).step("look at", &parent)?;
             // Without its directory it is gone with that, or with what took its place.
@@ -201,7 +201,7 @@ impl Scan<'_> {
                 continue;
             }
             let old = self.lower.stat(path).step("look at", path)?;
-            self.maybe_removed((*path).clone(), old)?;
+            self.maybe_removed(path.clone(), old)?;
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome
     }
     let main = match rev {
         Some(_) => None,
-        None => Some(default_branch(source)?),
+        None => Some(default_branch(&bare, source)?),
     };
     get(&bare, source, &[BRANCHES, TAGS])?;
     match (rev, main) {
@@ -43,8 +43,9 @@ fn get(bare: &Path, source: &Source, what: &[&str]) -> Outcome<()> {
 }
 
 /// The branch that the other side's `HEAD` names.
-fn default_branch(source: &Source) -> Outcome<Option<String>> {
+fn default_branch(bare: &Path, source: &Source) -> Outcome<Option<String>> {
     let listed = Run::with_configuration("look at", source)
+        .at(bare)
         .args(["ls-remote", "--symref", "--", &source.address, "HEAD"])
         .run()?;
     let named = listed.lines().find_map(|line| line.strip_prefix("ref: refs/heads/"));

@@ -77,6 +77,8 @@ impl<'a> Run<'a> {
 
     fn bare(step: &'static str, source: &'a Source) -> Self {
         let mut command = Command::new("git");
+        // Not where the caller stands: a guest may have written that repository's configuration.
+        command.current_dir("/");
         for (name, _) in std::env::vars_os() {
             let name_text = name.to_string_lossy();
             if name_text.starts_with("GIT_") && !KEPT.contains(&&*name_text) {
@@ -102,7 +104,7 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn at(mut self, git_dir: &Path) -> Self {
-        self.command.arg("--git-dir").arg(git_dir).current_dir("/");
+        self.command.arg("--git-dir").arg(git_dir);
         self
     }
 

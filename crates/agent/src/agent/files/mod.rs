@@ -32,6 +32,7 @@ pub fn path_of<'a>(request: &FileRequest<'a>) -> &'a str {
         | FileRequest::Read(path, ..)
         | FileRequest::Write(path, ..)
         | FileRequest::MakeDir(path)
+        | FileRequest::SetMode(path, _)
         | FileRequest::Rename(path, _)
         | FileRequest::List(path)
         | FileRequest::Remove(path)
@@ -54,6 +55,9 @@ pub fn answer(roots: &Roots, number: u32, request: &FileRequest<'_>, link: &mut 
         }
         FileRequest::MakeDir(path) => {
             ops::make_dir(roots, path).map(|()| link.send(&FromAgent::FileDone(number)))
+        }
+        FileRequest::SetMode(path, mode) => {
+            ops::set_mode(roots, path, mode).map(|()| link.send(&FromAgent::FileDone(number)))
         }
         FileRequest::Rename(from, to) => {
             ops::rename(roots, from, to).map(|()| link.send(&FromAgent::FileDone(number)))
@@ -80,6 +84,7 @@ pub fn work(roots: &Roots, request: &FileRequest<'_>, streams: Streams) -> Resul
         | FileRequest::Read(path, ..)
         | FileRequest::Write(path, ..)
         | FileRequest::MakeDir(path)
+        | FileRequest::SetMode(path, _)
         | FileRequest::Rename(path, _)
         | FileRequest::Watch(path) => Err(Failure::unsuitable(path, "is not asked for this way")),
     }

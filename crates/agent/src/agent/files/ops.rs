@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, ftruncate, mkdirat, renameat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, ftruncate, mkdirat, renameat};
 use rustix::io::{Errno, pread};
 
 use super::{Failure, Result, Roots};
@@ -68,6 +68,13 @@ fn write_all(file: &OwnedFd, mut data: &[u8]) -> rustix::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Sets a regular file's permission bits, without those that change who a program runs as.
+pub fn set_mode(roots: &Roots, path: &str, mode: u32) -> Result<()> {
+    let file = open_regular(roots, path, OFlags::RDONLY)?;
+    let mode = Mode::from_raw_mode(mode & 0o777);
+    fchmod(&file, mode).map_err(|errno| Failure::new(path, errno))
 }
 
 /// Opens a regular file. Looked at before, because opening a device can have effects of its own, and

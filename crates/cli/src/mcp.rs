@@ -1,0 +1,228 @@
+//! `stockade mcp`: the tools for a coding agent, on standard streams or on HTTP. On standard output
+//! there is nothing but the protocol. When this returns, no sandbox of it is left.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Workspace};
+use stockade_engine::Engine;
+use stockade_server::mcp::http::{self, HttpOptions, Token};
+use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
+use stockade_tools::{LocalOptions, Toolbox, ToolboxOptions, Views};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::SpecArgs;
+use crate::config::Settings;
+use crate::interrupts::{self, Interrupts};
+use crate::printer::Printer;
+use crate::registry;
+use crate::views;
+
+const OPERATION: &str = "mcp";
+/// What a program started locally needs to find its way; nothing else is inherited.
+const LOCAL_ENV: [&str; 6] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR"];
+
+/// What to serve and to whom.
+#[derive(Debug, Args)]
+pub struct McpArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Bind no sandbox: calls that name none run on this machine without walls, and each is asked
+    /// about unless a rule of the configuration allows it.
+    #[arg(long, help_heading = "Server")]
+    local: bool,
+    #[command(flatten)]
+    http: HttpArgs,
+}
+
+/// How clients reach the server.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+struct HttpArgs {
+    /// Serve on HTTP at this address instead, and print where and with which token.
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "127.0.0.1:0")]
+    http: Option<SocketAddr>,
+    /// Take the token from this file, which nobody else may read, instead of making one.
+    #[arg(long, value_name = "FILE", requires = "http")]
+    token_file: Option<PathBuf>,
+    /// Listen on an address that other machines can reach. Traffic is not encrypted.
+    #[arg(long, requires = "http")]
+    allow_remote: bool,
+    /// Answer to this name too; may be given several times.
+    #[arg(long = "allow-host", value_name = "NAME", requires = "http")]
+    hosts: Vec<String>,
+    /// Let this web page send requests, such as https://example.org:443. None unless told otherwise.
+    #[arg(long = "allow-origin", value_name = "ORIGIN", requires = "http")]
+    origins: Vec<String>,
+    /// End a session, and its sandboxes, after this time without a request. [default: 30m]
+    #[arg(long, value_name = "TIME", requires = "http")]
+    idle: Option<Span>,
+}
+
+/// Serves until the client, or a signal, ends it.
+pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
+    let wanted = args.spec.wanted()?;
+    let settings = wanted.settings(printer)?.settings;
+    let spec = args.spec.spec(&wanted, &settings)?;
+    let door = args.http.door().await?;
+    let mut interrupts = Interrupts::listen()?;
+    let engine = match interrupts.unless(registry::engine(&settings, &spec.backend)).await {
+        Ok(engine) => Arc::new(engine?),
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
+    };
+    let views = views::source(&wanted, &spec, &engine, &settings).await?;
+    let options = ToolboxOptions { views: views.clone(), ..options(spec, &settings, args.local)? };
+    let desk = desk(Arc::clone(&engine), options, door.is_some());
+    let serving = serve(Arc::clone(&desk), door, printer);
+    let served = match interrupts.unless(serving).await {
+        Ok(served) => served.map(|()| 0),
+        Err(signal) => Ok(interrupts::exit_code(signal)),
+    };
+    desk.close().await;
+    engine.close().await?;
+    for id in views.iter().flat_map(Views::left) {
+        printer.note(&format!(
+            "changes are kept apart in workspace {id} (stockade workspace diff|apply|discard {id})"
+        ));
+    }
+    served
+}
+
+fn desk(engine: Arc<Engine>, options: ToolboxOptions, sessions_apart: bool) -> Arc<Desk> {
+    let patience = options.approval.patience();
+    let open = move || Toolbox::new(Arc::clone(&engine), options.clone());
+    Desk::new(open, DeskOptions { sessions_apart, patience, ..DeskOptions::default() })
+}
+
+fn options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<ToolboxOptions> {
+    let options = ToolboxOptions {
+        approval: settings.approval.clone(),
+        template: spec.clone(),
+        ..ToolboxOptions::at(settings.state_dir()?)
+    };
+    if local {
+        return Ok(ToolboxOptions { local: Some(without_walls(spec)?), ..options });
+    }
+    Ok(ToolboxOptions { bound: Some(spec), ..options })
+}
+
+fn without_walls(spec: SandboxSpec) -> Result<LocalOptions> {
+    let Workspace::Local(workspace) = spec.workspace else {
+        return Err(invalid("--local", "local execution needs a directory of this machine")
+            .remedy("name it with --workspace DIR"));
+    };
+    let inherited = LOCAL_ENV.iter().filter_map(|name| {
+        let value = std::env::var(name).ok()?;
+        Some((name.parse::<EnvName>().ok()?, value))
+    });
+    let mut env: BTreeMap<_, _> = inherited.collect();
+    env.extend(spec.env);
+    Ok(LocalOptions { workspace, env })
+}
+
+async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result<()> {
+    let Some(door) = door else {
+        if std::io::stdin().is_terminal() {
+            printer
+                .note("serving MCP on standard input: usually an agent starts this, not a person");
+        }
+        return serve_stdio(desk).await.map_err(|error| {
+            Error::new(ErrorCode::Invalid, OPERATION, "the client cannot be served").source(error)
+        });
+    };
+    door.announce(printer);
+    // Dropped by a signal; connections end with it.
+    let end = CancellationToken::new();
+    let _ended = end.clone().drop_guard();
+    http::serve(door.listener, desk, door.options, end).await;
+    Ok(())
+}
+
+/// Where clients come in.
+struct Door {
+    listener: TcpListener,
+    address: SocketAddr,
+    options: HttpOptions,
+    made: bool,
+}
+
+impl HttpArgs {
+    async fn door(&self) -> Result<Option<Door>> {
+        let Some(asked) = self.http else { return Ok(None) };
+        if !asked.ip().is_loopback() && !self.allow_remote {
+            let message = format!("other machines could reach {asked}");
+            return Err(
+                invalid("--http", message).remedy("listen on 127.0.0.1, or say --allow-remote")
+            );
+        }
+        let listening = async {
+            let listener = TcpListener::bind(asked).await?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) = listening.await.map_err(|error: std::io::Error| {
+            invalid("--http", format!("nobody can listen on {asked}")).source(error)
+        })?;
+        let options = self.options(address.ip())?;
+        Ok(Some(Door { listener, address, options, made: self.token_file.is_none() }))
+    }
+
+    fn options(&self, address: IpAddr) -> Result<HttpOptions> {
+        let token = match &self.token_file {
+            Some(file) => read_token(file)?,
+            None => Token::random().map_err(|error| {
+                Error::new(ErrorCode::System, OPERATION, "no token can be made").source(error)
+            })?,
+        };
+        let mut options = HttpOptions::new(token);
+        options.hosts.clone_from(&self.hosts);
+        // An address that means all of them is nobody's name.
+        if !address.is_unspecified() {
+            options.hosts.push(address.to_string());
+        }
+        options.origins.clone_from(&self.origins);
+        options.idle = self.idle.map_or(options.idle, Duration::from);
+        Ok(options)
+    }
+}
+
+impl Door {
+    /// Says where it is. A token that was given is not repeated.
+    fn announce(&self, printer: &Printer) {
+        let url = http::url(self.address);
+        let token = self.made.then(|| self.options.token.reveal());
+        if printer.is_json() {
+            return printer.json(&json!({ "url": url, "token": token }));
+        }
+        let token = token.map(|token| format!("token {token}\n")).unwrap_or_default();
+        printer.data(&format!("url   {url}\n{token}"));
+    }
+}
+
+fn read_token(file: &Path) -> Result<Token> {
+    const FLAG: &str = "--token-file";
+    let unusable = |error: std::io::Error| {
+        invalid(FLAG, format!("`{}` cannot be read", file.display())).source(error)
+    };
+    let others = file.metadata().map_err(unusable)?.mode() & 0o077;
+    if others != 0 {
+        let message = format!("others can read or write `{}`", file.display());
+        return Err(invalid(FLAG, message).remedy(format!("chmod 600 {}", file.display())));
+    }
+    let text = std::fs::read_to_string(file).map_err(unusable)?;
+    Token::try_from(text.trim_end().to_owned()).map_err(|error| {
+        invalid(FLAG, format!("`{}`: {error}", file.display())).remedy("put a longer one there")
+    })
+}
+
+fn invalid(flag: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorCode::Invalid, flag, message.into())
+}

@@ -1,0 +1,157 @@
+//! The protocol on HTTP. Whoever connects must know the token; where a request comes from is checked
+//! as well, since a browser can be made to send one. Connections, sessions and bodies are bounded.
+
+mod guard;
+mod token;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::guard::Guard;
+pub use self::token::{Token, TokenError};
+use super::desk::Desk;
+use super::handler::Handler;
+
+/// The one path there is.
+pub const PATH: &str = "/mcp";
+/// How long a client may take to say what it wants.
+const HEADERS_WITHIN: Duration = Duration::from_secs(10);
+/// Memory for the head of a request.
+const HEAD_BYTES: usize = 64 << 10;
+/// After a connection could not be accepted: most likely there are too many open files.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// How clients are served.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    /// What every request must carry.
+    pub token: Token,
+    /// The names of this server, beside the loopback ones. Others are refused in `Host`.
+    pub hosts: Vec<String>,
+    /// Pages that may send requests. None, usually: only browsers say where they come from.
+    pub origins: Vec<String>,
+    /// A session without a request for this long ends, with its sandboxes.
+    pub idle: Duration,
+    /// The longest request.
+    pub body: usize,
+    /// Connections at once; more wait.
+    pub connections: usize,
+}
+
+impl HttpOptions {
+    /// The usual bounds.
+    pub const fn new(token: Token) -> Self {
+        Self {
+            token,
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            idle: Duration::from_secs(30 * 60),
+            body: 4 << 20,
+            connections: 128,
+        }
+    }
+}
+
+type Service = StreamableHttpService<Handler, LocalSessionManager>;
+
+/// Serves clients until `end`. The desk stays open.
+pub async fn serve(
+    listener: TcpListener,
+    desk: Arc<Desk>,
+    options: HttpOptions,
+    end: CancellationToken,
+) {
+    let service = service(&desk, &options, end.child_token());
+    let guard = Arc::new(Guard::new(options.token.clone()));
+    let places = Arc::new(Semaphore::new(options.connections));
+    let connections = TaskTracker::new();
+    let accepting = async {
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let Some(stream) = accept(&listener).await else { continue };
+            let served = connection(stream, Arc::clone(&guard), service.clone(), end.clone());
+            connections.spawn(async move {
+                served.await;
+                drop(place);
+            });
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = desk.tidy(options.idle) => {}
+        () = end.cancelled() => {}
+    }
+    connections.close();
+    connections.wait().await;
+}
+
+fn service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken) -> Service {
+    let loopback = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let hosts = loopback.into_iter().chain(options.hosts.iter().cloned());
+    let config = StreamableHttpServerConfig::default()
+        .with_allowed_hosts(hosts)
+        .with_allowed_origins(options.origins.iter().cloned())
+        .enforce_origin_validation()
+        .with_max_request_body_bytes(options.body)
+        .with_cancellation_token(end);
+    let mut sessions = SessionConfig::default();
+    sessions.keep_alive = Some(options.idle);
+    let mut manager = LocalSessionManager::default();
+    manager.session_config = sessions;
+    let desk = Arc::clone(desk);
+    let open = move || Ok(Handler::new(Arc::clone(&desk)));
+    StreamableHttpService::new(open, Arc::new(manager), config)
+}
+
+async fn accept(listener: &TcpListener) -> Option<TcpStream> {
+    match listener.accept().await {
+        Ok((stream, _)) => Some(stream),
+        Err(_) => {
+            tokio::time::sleep(BREATH).await;
+            None
+        }
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    guard: Arc<Guard>,
+    service: Service,
+    end: CancellationToken,
+) {
+    let answer = service_fn(move |request: http::Request<Incoming>| {
+        let (guard, service) = (Arc::clone(&guard), service.clone());
+        async move {
+            Ok::<_, Infallible>(match guard.check(&request) {
+                Ok(()) => service.handle(request).await,
+                Err(refusal) => refusal.into(),
+            })
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN).max_buf_size(HEAD_BYTES);
+    let served = builder.serve_connection(TokioIo::new(stream), answer);
+    tokio::select! {
+        // A client that breaks off is no business of ours.
+        _ = served => {}
+        () = end.cancelled() => {}
+    }
+}
+
+/// Where clients find a server that listens here.
+pub fn url(address: SocketAddr) -> String {
+    format!("http://{address}{PATH}")
+}

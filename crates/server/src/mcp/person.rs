@@ -1,0 +1,145 @@
+//! Reaching the person behind a client. Where a client cannot ask, or the answer is anything but a
+//! clear yes, the answer is no, and says how to allow it by a rule.
+
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use rmcp::model::{
+    BooleanSchema, ClientCapabilities, ClientResult, ElicitRequest, ElicitRequestParams,
+    ElicitResult, ElicitationAction, ElicitationSchema, ServerRequest,
+};
+use rmcp::{Peer, RoleServer};
+use serde_json::Value;
+use stockade_tools::{Ask, Decision, Question};
+use tokio::sync::mpsc;
+
+const ALLOW: &str = "allow";
+const BY_RULE: &str =
+    "it can be allowed by a rule in the section [approval] of the user's configuration file";
+
+/// Whether a client can put a question to somebody.
+pub fn can_ask(capabilities: Option<&ClientCapabilities>) -> bool {
+    let asks = capabilities.and_then(|all| all.elicitation.as_ref());
+    // A client of the revision that brought this says neither: it means forms.
+    asks.is_some_and(|asks| asks.form.is_some() || asks.url.is_none())
+}
+
+/// The question as the protocol puts it.
+pub fn form(question: &Question) -> Option<ElicitRequest> {
+    let allow = |schema: BooleanSchema| schema.title("Allow it, this once");
+    let schema = ElicitationSchema::builder().required_bool_with(ALLOW, allow).build().ok()?;
+    Some(ElicitRequest::new(ElicitRequestParams::FormElicitationParams {
+        meta: None,
+        message: question.text.clone(),
+        requested_schema: schema,
+    }))
+}
+
+/// What an answer means.
+pub fn decision(answer: &ElicitResult) -> Decision {
+    let ticked = answer.content.as_ref().and_then(|content| content.get(ALLOW));
+    if answer.action == ElicitationAction::Accept && ticked == Some(&Value::Bool(true)) {
+        return Decision::Yes;
+    }
+    if answer.action == ElicitationAction::Cancel {
+        return no("the person did not answer");
+    }
+    no("the person said no")
+}
+
+/// A no with a way out.
+pub fn no(why: &str) -> Decision {
+    Decision::No { because: format!("{why}; {BY_RULE}") }
+}
+
+/// For clients that can ask nobody.
+pub struct Unreachable;
+
+#[async_trait]
+impl Ask for Unreachable {
+    async fn ask(&self, _question: Question) -> Decision {
+        no("a person would have to be asked, and this client declares no way to (elicitation)")
+    }
+}
+
+/// Asks while the call waits, as the revisions with a handshake do.
+pub struct Elicit(pub Peer<RoleServer>);
+
+#[async_trait]
+impl Ask for Elicit {
+    async fn ask(&self, question: Question) -> Decision {
+        let Some(request) = form(&question) else { return no("the question cannot be written") };
+        match self.0.send_request(ServerRequest::ElicitRequest(request)).await {
+            Ok(ClientResult::ElicitResult(answer)) => decision(&answer),
+            Ok(_) => no("the client's answer was none to the question"),
+            Err(error) => no(&format!("the client could not ask: {error}")),
+        }
+    }
+}
+
+/// Hands the question out, for a client that comes back with the answer in a second request.
+pub struct Postpone {
+    answered: Mutex<Option<(Question, Decision)>>,
+    raised: mpsc::Sender<Question>,
+}
+
+impl Postpone {
+    /// With what was answered before, and where a question comes out.
+    pub fn new(answered: Option<(Question, Decision)>) -> (Self, mpsc::Receiver<Question>) {
+        let (raised, questions) = mpsc::channel(1);
+        (Self { answered: Mutex::new(answered), raised }, questions)
+    }
+
+    /// An answer holds for the very question that was put, and once.
+    fn answer(&self, question: &Question) -> Option<Decision> {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.take().filter(|(asked, _)| asked == question).map(|(_, decision)| decision)
+    }
+}
+
+#[async_trait]
+impl Ask for Postpone {
+    async fn ask(&self, question: Question) -> Decision {
+        if let Some(decision) = self.answer(&question) {
+            return decision;
+        }
+        // Whoever listens drops this call: it is made anew when the answer is there.
+        if self.raised.send(question).await.is_ok() {
+            std::future::pending::<()>().await;
+        }
+        no("the call was given up")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_a_clear_yes_is_a_yes() {
+        let answer = |action, content: Option<Value>| {
+            let mut answer = ElicitResult::new(action);
+            answer.content = content;
+            decision(&answer) == Decision::Yes
+        };
+        assert!(answer(ElicitationAction::Accept, Some(json!({"allow": true}))));
+        for content in [json!({"allow": false}), json!({"allow": "true"}), json!({}), json!(true)] {
+            assert!(!answer(ElicitationAction::Accept, Some(content)));
+        }
+        assert!(!answer(ElicitationAction::Accept, None));
+        assert!(!answer(ElicitationAction::Decline, Some(json!({"allow": true}))));
+        assert!(!answer(ElicitationAction::Cancel, Some(json!({"allow": true}))));
+    }
+
+    #[test]
+    fn a_client_that_names_no_mode_means_forms() {
+        let said = |text: Value| -> ClientCapabilities { serde_json::from_value(text).unwrap() };
+        assert!(can_ask(Some(&said(json!({"elicitation": {}})))));
+        assert!(can_ask(Some(&said(json!({"elicitation": {"form": {}, "url": {}}})))));
+        assert!(!can_ask(Some(&said(json!({"elicitation": {"url": {}}})))));
+        assert!(!can_ask(Some(&said(json!({})))));
+        assert!(!can_ask(None));
+    }
+}

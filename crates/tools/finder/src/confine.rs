@@ -1,0 +1,26 @@
+//! From here on, reading beneath the base and nothing else, where the kernel has Landlock.
+
+use landlock::{
+    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError,
+};
+
+use crate::root::Root;
+
+/// Confines this process, threads it will start included. Without Landlock the walls of the sandbox
+/// are all there is, and locally the care with which files are opened.
+pub fn to(root: &Root) {
+    let _ = restrict(root);
+}
+
+fn restrict(root: &Root) -> Result<(), RulesetError> {
+    let all = AccessFs::from_all(ABI::V5);
+    let reading = AccessFs::ReadFile | AccessFs::ReadDir;
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(all)?
+        .create()?
+        .add_rule(PathBeneath::new(&root.base, reading))?
+        .restrict_self()?;
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Where the search starts, resolved by the kernel (C-21): beneath the workspace for relative paths.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::io::Errno;
+use stockade_finder::Failure;
+
+use crate::Refused;
+
+/// How often to try again when the kernel could not decide because something was being moved.
+const TRIES: usize = 64;
+
+/// Where the search starts.
+pub struct Root {
+    /// What relative paths resolve beneath; the root of everything for absolute ones.
+    pub base: OwnedFd,
+    pub start: Start,
+    /// The directories from the base to the start, to find their ignore files.
+    pub above: Vec<String>,
+}
+
+/// A directory to walk or a single file.
+pub enum Start {
+    Directory(OwnedFd),
+    File(File),
+}
+
+const LOOK: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+impl Root {
+    pub fn open(workspace: &str, path: &str) -> Result<Self, Refused> {
+        let refuse = |errno| refused(path, errno);
+        let absolute = path.starts_with('/');
+        let (base, within) = if absolute {
+            ("/", ResolveFlags::IN_ROOT)
+        } else {
+            (workspace, ResolveFlags::BENEATH)
+        };
+        let dir = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let base = openat(CWD, base, dir, Mode::empty()).map_err(refuse)?;
+        // Looked at before it is opened: opening a device can have effects of its own.
+        let seen = resolve(&base, path, OFlags::PATH, within).map_err(refuse)?;
+        kind(&seen, path)?;
+        let opened = resolve(&base, path, LOOK, within).map_err(refuse)?;
+        let start = match kind(&opened, path)? {
+            Kind::Directory => Start::Directory(opened),
+            Kind::File => Start::File(opened.into()),
+        };
+        let above = if absolute { Vec::new() } else { parts(path) };
+        Ok(Self { base, start, above })
+    }
+}
+
+fn resolve(
+    base: &OwnedFd,
+    path: &str,
+    flags: OFlags,
+    within: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let within = within | ResolveFlags::NO_MAGICLINKS;
+    let mut result = Err(Errno::AGAIN);
+    for _ in 0..TRIES {
+        result = openat2(base, path, flags | OFlags::CLOEXEC, Mode::empty(), within);
+        if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
+            break;
+        }
+    }
+    result
+}
+
+enum Kind {
+    Directory,
+    File,
+}
+
+fn kind(opened: &OwnedFd, path: &str) -> Result<Kind, Refused> {
+    let stat = fstat(opened).map_err(|errno| refused(path, errno))?;
+    let unusable = |what| Err(Refused(Failure::Unusable, format!("`{path}` is {what}")));
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok(Kind::Directory),
+        FileType::RegularFile => Ok(Kind::File),
+        FileType::Fifo => unusable("a fifo"),
+        FileType::Socket => unusable("a socket"),
+        FileType::CharacterDevice | FileType::BlockDevice => unusable("a device"),
+        FileType::Symlink | FileType::Unknown => unusable("neither a file nor a directory"),
+    }
+}
+
+fn refused(path: &str, errno: Errno) -> Refused {
+    let (failure, why) = match errno {
+        Errno::NOENT => (Failure::NotFound, "is not there".to_owned()),
+        Errno::XDEV => (Failure::Escapes, "leaves its root".to_owned()),
+        errno => (Failure::Unusable, std::io::Error::from(errno).to_string()),
+    };
+    Refused(failure, format!("`{path}` {why}"))
+}
+
+/// The plain parts of a relative path; nothing where one leads upwards.
+fn parts(path: &str) -> Vec<String> {
+    let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
+    let parts: Vec<String> = parts.map(str::to_owned).collect();
+    if parts.iter().any(|part| part == "..") { Vec::new() } else { parts }
+}

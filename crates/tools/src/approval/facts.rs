@@ -1,0 +1,129 @@
+//! What is known about a call before it is let through.
+
+use serde::{Deserialize, Serialize};
+use stockade_core::{BackendName, Boundary, Network};
+
+use super::shell;
+
+/// What is known about a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Facts {
+    /// The tool.
+    pub tool: String,
+    /// What it would start.
+    pub programs: Programs,
+    /// The paths that file tools touch, from the workspace on where they lie in it.
+    pub paths: Vec<String>,
+    /// What the programs can reach.
+    pub network: NetworkFact,
+    /// Who builds the walls.
+    pub backend: Option<BackendName>,
+    /// What stands between it and the host's kernel.
+    pub boundary: Boundary,
+    /// Whether it asks for more than the user has set out: network, limits.
+    pub widens: bool,
+}
+
+/// What a call would start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Programs {
+    /// Exactly these, each with its arguments. None at all for tools that start nothing.
+    Known(Vec<Vec<String>>),
+    /// A line that a shell may read in ways nobody can tell beforehand.
+    Opaque(String),
+}
+
+/// What programs can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NetworkFact {
+    /// Nothing.
+    None,
+    /// The sandbox's own loopback.
+    Loopback,
+    /// Listed hosts.
+    Egress,
+    /// Whatever the host can.
+    Host,
+}
+
+impl Programs {
+    /// Nothing is started.
+    pub const NONE: Self = Self::Known(Vec::new());
+
+    /// What a shell line starts, as far as that is certain.
+    pub fn of_line(line: &str) -> Self {
+        shell::commands(line).map_or_else(|| Self::Opaque(line.to_owned()), Self::Known)
+    }
+
+    /// The same programs in an environment of the agent's choice: a variable can make any program
+    /// start another, so nothing is certain any more.
+    #[must_use]
+    pub fn in_chosen_env(self, chosen: bool) -> Self {
+        match self {
+            Self::Known(argvs) if chosen => {
+                let lines: Vec<_> = argvs.iter().map(|argv| argv.join(" ")).collect();
+                Self::Opaque(lines.join("; "))
+            }
+            Self::Known(_) | Self::Opaque(_) => self,
+        }
+    }
+}
+
+impl From<&Network> for NetworkFact {
+    fn from(network: &Network) -> Self {
+        match network {
+            Network::None => Self::None,
+            Network::Loopback => Self::Loopback,
+            Network::Egress(_) => Self::Egress,
+        }
+    }
+}
+
+/// A path as rules see it: without `.` and `..`, and from the workspace on where it lies in it.
+pub(crate) fn plain_path(path: &str) -> String {
+    let absolute = path.starts_with('/');
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    match (absolute, parts.as_slice()) {
+        (false, []) | (true, ["workspace"]) => ".".into(),
+        (true, ["workspace", inside @ ..]) => inside.join("/"),
+        (true, parts) => format!("/{}", parts.join("/")),
+        (false, parts) => parts.join("/"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_of_a_path_is_the_same_fact() {
+        for (given, plain) in [
+            ("a/b", "a/b"),
+            ("./a//b/", "a/b"),
+            ("a/../b", "b"),
+            ("/workspace/a", "a"),
+            ("/workspace", "."),
+            ("/etc/../etc/passwd", "/etc/passwd"),
+            (".", "."),
+        ] {
+            assert_eq!(plain_path(given), plain, "{given}");
+        }
+    }
+
+    #[test]
+    fn an_environment_of_the_agents_choice_makes_programs_uncertain() {
+        let known = Programs::of_line("git status");
+        assert!(matches!(known, Programs::Known(_)));
+        assert!(matches!(known.in_chosen_env(true), Programs::Opaque(_)));
+    }
+}

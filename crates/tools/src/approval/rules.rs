@@ -1,0 +1,373 @@
+//! The user's rules, and what they say about facts.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use stockade_core::{BackendName, Boundary, Span};
+
+use super::facts::{Facts, NetworkFact, Programs};
+use crate::pattern;
+
+/// The user's rules: the first that matches decides. Each program of a line is judged by itself, and
+/// the strictest verdict holds for the whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ApprovalConfig {
+    /// How long a person may take to answer; no answer is a no. Absent: two minutes.
+    pub ask_timeout: Option<Span>,
+    /// The rules, in order.
+    pub rules: Vec<Rule>,
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Rule {
+    /// What it says.
+    pub verdict: Verdict,
+    /// What it is called in records. Absent: its number.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// What it is about. Everything that is given must fit.
+    #[serde(default, rename = "match")]
+    pub on: Match,
+}
+
+/// What a rule is about. What is left out fits everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Match {
+    /// Tools by name.
+    pub tools: Option<Vec<String>>,
+    /// Programs as they are called. `allow` fits the very word only; `deny` and `ask` fit a path to
+    /// a program of that name too, and an opaque line could be anything: there `deny` becomes `ask`.
+    pub programs: Option<Vec<String>>,
+    /// Arguments one by one, with `*` within a word; `...` at the end stands for any that follow.
+    pub arguments: Option<Vec<String>>,
+    /// Paths of file tools, as globs from the workspace on. `allow` wants all of them to fit, the
+    /// others one. Says nothing about what programs open: that is what walls are for.
+    pub paths: Option<Vec<String>>,
+    /// What may be reached.
+    pub network: Option<Vec<NetworkFact>>,
+    /// Backends by name; `local` is execution without walls.
+    pub backends: Option<Vec<BackendName>>,
+    /// Boundaries; `none` is execution without walls.
+    pub boundaries: Option<Vec<Boundary>>,
+}
+
+/// What a rule says, the strictest last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Go ahead.
+    Allow,
+    /// Ask a person.
+    Ask,
+    /// Never.
+    Deny,
+}
+
+/// A verdict and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ruling {
+    /// What is to be done.
+    pub verdict: Verdict,
+    /// The rule's name or number, or `default`.
+    pub rule: String,
+}
+
+/// Programs whose arguments say what else is started.
+const STARTS_OTHERS: &[&str] = &[
+    "ash",
+    "awk",
+    "bash",
+    "busybox",
+    "chroot",
+    "dash",
+    "doas",
+    "env",
+    "find",
+    "flock",
+    "gawk",
+    "gdb",
+    "ionice",
+    "ksh",
+    "make",
+    "mawk",
+    "nice",
+    "node",
+    "nohup",
+    "nsenter",
+    "parallel",
+    "perl",
+    "php",
+    "python",
+    "python3",
+    "ruby",
+    "script",
+    "setpriv",
+    "setsid",
+    "sh",
+    "ssh",
+    "stdbuf",
+    "strace",
+    "su",
+    "sudo",
+    "systemd-run",
+    "taskset",
+    "tclsh",
+    "timeout",
+    "unshare",
+    "vi",
+    "vim",
+    "watch",
+    "xargs",
+    "zsh",
+];
+
+impl ApprovalConfig {
+    /// How long a person may take to answer.
+    pub fn patience(&self) -> Duration {
+        self.ask_timeout.map_or(Duration::from_secs(120), Duration::from)
+    }
+
+    /// What the rules say: the strictest over everything that would be started.
+    pub fn judge(&self, facts: &Facts) -> Ruling {
+        let units = match &facts.programs {
+            Programs::Known(argvs) if argvs.is_empty() => vec![Unit::Nothing],
+            Programs::Known(argvs) => argvs.iter().map(|argv| Unit::Program(argv)).collect(),
+            Programs::Opaque(_) => vec![Unit::Anything],
+        };
+        let rulings = units.into_iter().map(|unit| self.first(facts, unit));
+        rulings.max_by_key(|ruling| ruling.verdict).unwrap_or_else(|| default(facts))
+    }
+
+    fn first(&self, facts: &Facts, unit: Unit<'_>) -> Ruling {
+        let numbered = self.rules.iter().enumerate();
+        let mut hits = numbered.filter_map(|(at, rule)| {
+            let verdict = rule.verdict_on(facts, unit)?;
+            let name = rule.name.clone().unwrap_or_else(|| format!("rule {}", at + 1));
+            Some(Ruling { verdict, rule: name })
+        });
+        hits.next().unwrap_or_else(|| default(facts))
+    }
+}
+
+/// What is judged by itself.
+#[derive(Clone, Copy)]
+enum Unit<'a> {
+    /// A tool that starts no program.
+    Nothing,
+    /// One program with its arguments.
+    Program(&'a [String]),
+    /// A line that may start anything.
+    Anything,
+}
+
+fn default(facts: &Facts) -> Ruling {
+    let free = facts.boundary != Boundary::None && !facts.widens;
+    let verdict = if free { Verdict::Allow } else { Verdict::Ask };
+    Ruling { verdict, rule: "default".into() }
+}
+
+/// How surely a program is the one a rule names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    No,
+    Perhaps,
+    Yes,
+}
+
+impl Rule {
+    fn verdict_on(&self, facts: &Facts, unit: Unit<'_>) -> Option<Verdict> {
+        if !self.on.surroundings_fit(facts) || !self.paths_fit(facts) {
+            return None;
+        }
+        match (self.program_fit(unit), self.verdict) {
+            (Fit::Yes, verdict) => Some(verdict),
+            (Fit::Perhaps, Verdict::Deny | Verdict::Ask) => Some(Verdict::Ask),
+            (Fit::Perhaps, Verdict::Allow) | (Fit::No, _) => None,
+        }
+    }
+
+    fn program_fit(&self, unit: Unit<'_>) -> Fit {
+        let about = self.on.programs.is_some() || self.on.arguments.is_some();
+        match unit {
+            _ if !about => Fit::Yes,
+            Unit::Nothing => Fit::No,
+            Unit::Anything => Fit::Perhaps,
+            Unit::Program(argv) if self.is_named(argv) => Fit::Yes,
+            // Even where it is not the one itself, it may start it.
+            Unit::Program(argv) if starts_others(argv) => Fit::Perhaps,
+            Unit::Program(_) => Fit::No,
+        }
+    }
+
+    fn is_named(&self, argv: &[String]) -> bool {
+        let Some((program, arguments)) = argv.split_first() else {
+            return false;
+        };
+        let named = self.on.programs.as_ref().is_none_or(|names| {
+            names.iter().any(|name| {
+                name == program || (self.verdict != Verdict::Allow && name == base(program))
+            })
+        });
+        named && self.on.arguments.as_ref().is_none_or(|wanted| fits(wanted, arguments))
+    }
+
+    fn paths_fit(&self, facts: &Facts) -> bool {
+        let Some(globs) = &self.on.paths else { return true };
+        let fit = |path: &String| globs.iter().any(|glob| pattern::path_fits(glob, path));
+        match self.verdict {
+            Verdict::Allow => !facts.paths.is_empty() && facts.paths.iter().all(fit),
+            Verdict::Ask | Verdict::Deny => facts.paths.iter().any(fit),
+        }
+    }
+}
+
+impl Match {
+    fn surroundings_fit(&self, facts: &Facts) -> bool {
+        let listed = |tools: &Vec<String>| tools.contains(&facts.tool);
+        let backend = |names: &Vec<BackendName>| {
+            facts.backend.as_ref().is_some_and(|backend| names.contains(backend))
+        };
+        self.tools.as_ref().is_none_or(listed)
+            && self.network.as_ref().is_none_or(|known| known.contains(&facts.network))
+            && self.backends.as_ref().is_none_or(backend)
+            && self.boundaries.as_ref().is_none_or(|known| known.contains(&facts.boundary))
+    }
+}
+
+fn base(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or(program)
+}
+
+fn starts_others(argv: &[String]) -> bool {
+    argv.first().is_some_and(|program| STARTS_OTHERS.contains(&base(program)))
+}
+
+/// Whether arguments fit their patterns one by one; `...` at the end takes the rest.
+fn fits(wanted: &[String], given: &[String]) -> bool {
+    match wanted.split_last() {
+        Some((last, before)) if last == "..." => {
+            given.len() >= before.len() && words_fit(before, given)
+        }
+        _ => wanted.len() == given.len() && words_fit(wanted, given),
+    }
+}
+
+fn words_fit(wanted: &[String], given: &[String]) -> bool {
+    wanted.iter().zip(given).all(|(wanted, given)| pattern::word_fits(wanted, given))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(line: &str, boundary: Boundary) -> Facts {
+        Facts {
+            tool: "bash".into(),
+            programs: Programs::of_line(line),
+            paths: Vec::new(),
+            network: NetworkFact::None,
+            backend: None,
+            boundary,
+            widens: false,
+        }
+    }
+
+    fn rules(toml: serde_json::Value) -> ApprovalConfig {
+        serde_json::from_value(serde_json::json!({ "rules": toml })).unwrap()
+    }
+
+    fn verdict(config: &ApprovalConfig, line: &str) -> Verdict {
+        config.judge(&facts(line, Boundary::None)).verdict
+    }
+
+    #[test]
+    fn without_rules_local_execution_asks_and_walls_allow() {
+        let config = ApprovalConfig::default();
+        assert_eq!(config.judge(&facts("ls", Boundary::None)).verdict, Verdict::Ask);
+        assert_eq!(config.judge(&facts("ls", Boundary::SharedKernel)).verdict, Verdict::Allow);
+        let widening = Facts { widens: true, ..facts("ls", Boundary::SharedKernel) };
+        assert_eq!(config.judge(&widening).verdict, Verdict::Ask);
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let config = rules(serde_json::json!([
+            { "verdict": "deny", "match": { "programs": ["git"], "arguments": ["push", "..."] } },
+            { "verdict": "allow", "match": { "programs": ["git"] } },
+        ]));
+        assert_eq!(verdict(&config, "git status"), Verdict::Allow);
+        assert_eq!(verdict(&config, "git push -f"), Verdict::Deny);
+        assert_eq!(verdict(&config, "ls"), Verdict::Ask);
+        let ruling = config.judge(&facts("git push", Boundary::None));
+        assert_eq!(ruling.rule, "rule 1");
+    }
+
+    #[test]
+    fn the_strictest_verdict_holds_for_a_list() {
+        let config = rules(serde_json::json!([
+            { "verdict": "allow", "match": { "programs": ["ls", "head"] } },
+            { "verdict": "deny", "match": { "programs": ["curl"] } },
+        ]));
+        assert_eq!(verdict(&config, "ls | head"), Verdict::Allow);
+        assert_eq!(verdict(&config, "ls; make"), Verdict::Ask);
+        assert_eq!(verdict(&config, "ls && curl x"), Verdict::Deny);
+    }
+
+    #[test]
+    fn an_opaque_line_matches_no_allow_rule_about_programs() {
+        let config = rules(serde_json::json!([
+            { "verdict": "allow", "match": { "programs": ["ls"] } },
+            { "verdict": "allow", "match": { "arguments": ["..."] } },
+        ]));
+        assert_eq!(verdict(&config, "ls $(rm -rf x)"), Verdict::Ask);
+        assert_eq!(verdict(&config, "ls > x"), Verdict::Ask);
+    }
+
+    #[test]
+    fn what_could_be_a_denied_program_is_asked_about() {
+        let config = rules(serde_json::json!([
+            { "verdict": "deny", "match": { "programs": ["curl"] } },
+            { "verdict": "allow" },
+        ]));
+        assert_eq!(verdict(&config, "$X"), Verdict::Ask);
+        assert_eq!(verdict(&config, "sh -c curl"), Verdict::Ask);
+        assert_eq!(verdict(&config, "/usr/bin/curl x"), Verdict::Deny);
+        assert_eq!(verdict(&config, "ls"), Verdict::Allow);
+    }
+
+    #[test]
+    fn an_allowed_name_is_not_a_path_to_something_of_that_name() {
+        let config = rules(serde_json::json!([
+            { "verdict": "allow", "match": { "programs": ["git"] } },
+        ]));
+        assert_eq!(verdict(&config, "./git status"), Verdict::Ask);
+    }
+
+    #[test]
+    fn paths_are_all_allowed_or_one_denied() {
+        let config = rules(serde_json::json!([
+            { "verdict": "deny", "match": { "paths": ["**/.env"] } },
+            { "verdict": "allow", "match": { "paths": ["src/**"] } },
+        ]));
+        let on = |paths: &[&str]| {
+            let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+            let facts = Facts { programs: Programs::NONE, paths, ..facts("", Boundary::None) };
+            config.judge(&facts).verdict
+        };
+        assert_eq!(on(&["src/a", "src/b/c"]), Verdict::Allow);
+        assert_eq!(on(&["src/a", "other"]), Verdict::Ask);
+        assert_eq!(on(&["src/a", "x/.env"]), Verdict::Deny);
+        assert_eq!(on(&[".env"]), Verdict::Deny);
+    }
+
+    #[test]
+    fn an_unknown_condition_is_refused_by_name() {
+        let json = r#"{"rules": [{"verdict": "allow", "match": {"program": "git"}}]}"#;
+        let error = serde_json::from_str::<ApprovalConfig>(json).unwrap_err();
+        assert!(error.to_string().contains("program"), "{error}");
+    }
+}

@@ -1,0 +1,273 @@
+//! Which programs a shell line starts, where that is certain.
+//!
+//! Understands plain and quoted words, and lists of them joined by `;`, `&&`, `||`, `|` and newlines.
+//! Whatever expands, redirects, groups, assigns or defines is not guessed at: then nothing is known.
+//! It must never know more than the shell does, so every doubt is the answer "nothing".
+
+/// The simple commands of a line, in order, or nothing where there is any doubt.
+pub(super) fn commands(line: &str) -> Option<Vec<Vec<String>>> {
+    let mut reader = Reader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
+    while reader.step()? {}
+    reader.end_command(false)?;
+    let certain = reader.commands.iter().all(|argv| argv.first().is_some_and(|word| plain(word)));
+    (certain && !reader.commands.is_empty()).then_some(reader.commands)
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+    commands: Vec<Vec<String>>,
+    words: Vec<String>,
+    /// Whether an operator is waiting for its right-hand side.
+    due: bool,
+}
+
+impl Reader<'_> {
+    /// Takes the next word or operator. Nothing: there is a doubt. False: the line is over.
+    fn step(&mut self) -> Option<bool> {
+        self.rest = self.rest.trim_start_matches([' ', '\t']);
+        let Some(first) = self.rest.chars().next() else {
+            return Some(false);
+        };
+        match first {
+            ';' | '\n' => {
+                self.skip(1);
+                if self.words.is_empty() {
+                    // Empty lines mean nothing; two semicolons in a row mean something else.
+                    return (first == '\n' && !self.due).then_some(true);
+                }
+                self.end_command(false)?;
+            }
+            '&' | '|' => {
+                let double = self.rest.starts_with("&&") || self.rest.starts_with("||");
+                if first == '&' && !double {
+                    return None;
+                }
+                self.skip(if double { 2 } else { 1 });
+                self.end_command(true)?;
+            }
+            _ => {
+                let word = self.word()?;
+                self.words.push(word);
+            }
+        }
+        Some(true)
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.rest = &self.rest[bytes..];
+    }
+
+    /// Ends the command that was being read. An empty one is a doubt, except at the very end.
+    fn end_command(&mut self, more_is_due: bool) -> Option<()> {
+        if self.words.is_empty() {
+            let over = self.rest.is_empty() && !self.due && !more_is_due;
+            return over.then_some(());
+        }
+        self.commands.push(std::mem::take(&mut self.words));
+        self.due = more_is_due;
+        Some(())
+    }
+
+    fn word(&mut self) -> Option<String> {
+        let mut word = String::new();
+        while let Some(next) = self.rest.chars().next() {
+            match next {
+                '\'' => word.push_str(self.quoted('\'', |_| true)?),
+                '"' => word.push_str(self.quoted('"', |c| !"$`\\!".contains(c))?),
+                c if literal(c) => {
+                    word.push(c);
+                    self.skip(c.len_utf8());
+                }
+                ' ' | '\t' | '\n' | ';' | '&' | '|' => break,
+                _ => return None,
+            }
+        }
+        Some(word)
+    }
+
+    fn quoted(&mut self, quote: char, certain: impl Fn(char) -> bool) -> Option<&str> {
+        let inside = &self.rest[1..];
+        let length = inside.find(quote)?;
+        self.rest = &inside[length + 1..];
+        let text = &inside[..length];
+        text.chars().all(|c| certain(c) && c != '\0').then_some(text)
+    }
+}
+
+/// What means itself to every shell, quoted or not.
+fn literal(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_-./:,+@%^=".contains(c)
+}
+
+/// Whether a first word is a program and nothing else: no assignment, no keyword, no builtin that
+/// runs its arguments or changes what later words mean.
+fn plain(word: &str) -> bool {
+    const NOT_PROGRAMS: &[&str] = &[
+        "",
+        ".",
+        "alias",
+        "bg",
+        "bind",
+        "break",
+        "builtin",
+        "case",
+        "command",
+        "compgen",
+        "continue",
+        "coproc",
+        "declare",
+        "disown",
+        "do",
+        "done",
+        "elif",
+        "else",
+        "enable",
+        "esac",
+        "eval",
+        "exec",
+        "exit",
+        "export",
+        "fc",
+        "fg",
+        "fi",
+        "for",
+        "function",
+        "getopts",
+        "hash",
+        "if",
+        "in",
+        "let",
+        "local",
+        "mapfile",
+        "read",
+        "readarray",
+        "readonly",
+        "return",
+        "select",
+        "set",
+        "shift",
+        "shopt",
+        "source",
+        "then",
+        "time",
+        "times",
+        "trap",
+        "typeset",
+        "ulimit",
+        "umask",
+        "unalias",
+        "unset",
+        "until",
+        "wait",
+        "while",
+    ];
+    !word.contains('=') && !NOT_PROGRAMS.contains(&word)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn simple_lists_are_understood() {
+        let argv = |line| commands(line).unwrap_or_default();
+        assert_eq!(argv("git status"), [["git", "status"]]);
+        assert_eq!(argv("a 'b c' \"d e\"f"), [["a", "b c", "d ef"]]);
+        assert_eq!(argv("a && b | c; d\ne").len(), 5);
+        assert_eq!(argv("a;").len(), 1);
+        assert_eq!(argv("a ''"), [["a", ""]]);
+    }
+
+    #[test]
+    fn whatever_a_shell_might_read_differently_is_not_understood() {
+        for line in [
+            "a $b",
+            "a `b`",
+            "a \"$b\"",
+            "a > b",
+            "a < b",
+            "a &",
+            "a &&",
+            "&& a",
+            "a ;; b",
+            "a ;;",
+            "a\n;",
+            "| a",
+            "(a)",
+            "{ a; }",
+            "a *",
+            "a ?",
+            "a [b]",
+            "~/a",
+            "a ~",
+            "A=b c",
+            "eval a",
+            ". a",
+            "a \\\nb",
+            "if a; then b; fi",
+            "a # b",
+            "! a",
+            "a\\ b",
+            "a 'b",
+            "a \"b",
+            "a {b,c}",
+            "",
+            "  ",
+            ";",
+            "exec a",
+            "command a",
+            "time a",
+            "a | | b",
+            "a\rb",
+            "a\u{a0}b",
+        ] {
+            assert_eq!(commands(line), None, "{line:?}");
+        }
+    }
+
+    /// A program that says how it was called, as the shell saw it.
+    fn witness() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "#!/bin/sh\nprintf '%s\\0' \"$#\" \"$@\"\n";
+        for name in ["aa", "bb"] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, script).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        dir
+    }
+
+    /// What lines are made of: mostly plain things, and each thing that makes a doubt.
+    const PARTS: &[&str] = &[
+        " ", " ", "a", "b.c", "-x", "'b c'", "\"d e\"", ";", "&&", "\n", "bb", " bb ", "''", "=",
+        ",", "$x", "*", "'", "\"", "\\", "#", "!", "~", "{a,b}", "(", "&", ";;",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn what_is_understood_is_what_the_shell_does(
+            parts in proptest::collection::vec(proptest::sample::select(PARTS), 0..10),
+        ) {
+            let line = format!("aa {}", parts.concat());
+            let known = commands(&line);
+            let Some(known) = known.filter(|argvs| argvs.iter().all(|argv| ["aa", "bb"].contains(&argv[0].as_str()))) else {
+                return Ok(());
+            };
+            let dir = witness();
+            let out = std::process::Command::new("/bin/sh").arg("-c").arg(&line)
+                .env_clear().env("PATH", dir.path()).current_dir(dir.path()).output().unwrap();
+            let mut expected = Vec::new();
+            for argv in known {
+                expected.push((argv.len() - 1).to_string());
+                expected.extend(argv.into_iter().skip(1));
+            }
+            let said: String = expected.iter().map(|word| format!("{word}\0")).collect();
+            prop_assert_eq!(String::from_utf8_lossy(&out.stdout), said, "{:?}", line);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A command that is waited for.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use stockade_core::{Ending, LimitKind, Outcome, StartFailure, StreamId};
+
+use super::{approved, cut};
+use crate::arguments::Bash;
+use crate::place::{Job, Place};
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+/// How often somebody who waits hears of a command that takes long.
+const TICK: Duration = Duration::from_secs(2);
+
+/// The answer: always all of these.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Executed {
+    command: String,
+    working_directory: String,
+    execution_environment: &'static str,
+    sandbox_session_id: Option<String>,
+    sandbox_provider_id: Option<String>,
+    stdout: String,
+    stderr: String,
+    exit_code: i32,
+    timed_out: bool,
+    truncated: bool,
+    signal: Option<String>,
+    limit_exceeded: Option<LimitKind>,
+    duration_ms: u64,
+    job_id: String,
+}
+
+pub(super) async fn exec(
+    session: &Session,
+    place: &Place,
+    args: &Bash,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let (job, command, line) = approved(session, place, args, call).await?;
+    // The handle stays here: if this future is dropped, the command is killed with it (C-15).
+    let (execution, job) = place.start(job, command, line).await?;
+    let outcome = tokio::select! {
+        outcome = job.ended() => outcome,
+        () = call.cancelled.wait() => {
+            let _ = execution.close().await;
+            return Err(ToolError::cancelled());
+        }
+        () = report(&job, call) => job.ended().await,
+    };
+    answer(place, args, &job, &outcome)
+}
+
+/// Tells now and then how it goes, for as long as it is waited for.
+async fn report(job: &Job, call: &Call) {
+    loop {
+        tokio::time::sleep(TICK).await;
+        let line = cut::last_line(&job.state().newest);
+        call.progress.say(format!("{} s: {line}", job.started.elapsed().as_secs())).await;
+    }
+}
+
+fn answer(
+    place: &Place,
+    args: &Bash,
+    job: &Job,
+    outcome: &Outcome,
+) -> Result<ToolAnswer, ToolError> {
+    let (stdout, stdout_cut) = cut::cut(job, StreamId::Stdout)?;
+    let (mut stderr, stderr_cut) = cut::cut(job, StreamId::Stderr)?;
+    let (exit_code, signal, limit_exceeded) = ended(&outcome.ending);
+    if let Some(note) = note(&outcome.ending) {
+        stderr.push_str(&note);
+    }
+    let executed = Executed {
+        command: job.line.clone(),
+        working_directory: place.directory(args.working_directory.as_ref()),
+        execution_environment: if place.local { "local" } else { "sandbox" },
+        sandbox_session_id: (!place.local).then(|| place.id.to_string()),
+        sandbox_provider_id: (!place.local).then(|| place.backend.to_string()),
+        stdout,
+        stderr,
+        exit_code,
+        timed_out: outcome.ending == Ending::TimedOut,
+        truncated: stdout_cut || stderr_cut || outcome.truncated(),
+        signal,
+        limit_exceeded,
+        duration_ms: outcome.usage.wall_ms,
+        job_id: job.watcher.job().to_string(),
+    };
+    ToolAnswer::data(&executed)
+}
+
+/// Exit code, signal and limit, each from the mechanism (C-16).
+pub(super) fn ended(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>) {
+    match ending {
+        Ending::Exited(code) => (*code, None, None),
+        Ending::Signalled(signal) => (-1, Some(signal.name()), None),
+        Ending::LimitExceeded(limit) => (-1, None, Some(*limit)),
+        Ending::StartFailed(_) | Ending::TimedOut | Ending::Cancelled | Ending::Lost(_) => {
+            (-1, None, None)
+        }
+    }
+}
+
+/// What a program that never ran, or was lost, could not say itself.
+pub(super) fn note(ending: &Ending) -> Option<String> {
+    match ending {
+        Ending::StartFailed(failure) => Some(start_failure(failure)),
+        Ending::Lost(reason) => Some(format!("stockade: the command was lost: {reason}\n")),
+        Ending::Exited(_)
+        | Ending::Signalled(_)
+        | Ending::LimitExceeded(_)
+        | Ending::TimedOut
+        | Ending::Cancelled => None,
+    }
+}
+
+fn start_failure(failure: &StartFailure) -> String {
+    format!("stockade: the command was not started: {}\n", failure.detail())
+}

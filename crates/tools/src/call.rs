@@ -1,0 +1,119 @@
+//! What a front end gives along with a call: somebody to tell, somebody to ask, and a way to stop.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::Serialize;
+use stockade_core::SandboxId;
+use tokio::sync::watch;
+
+use crate::approval::Facts;
+
+/// What a front end gives along with a call.
+#[derive(Clone)]
+pub struct Call {
+    /// Hears how a long call goes.
+    pub progress: Arc<dyn Progress>,
+    /// Asks a person.
+    pub ask: Arc<dyn Ask>,
+    /// Says when the caller has given up: whatever the call runs is then killed.
+    pub cancelled: Cancelled,
+}
+
+/// Hears how a long call goes.
+#[async_trait]
+pub trait Progress: Send + Sync {
+    /// One short line. Not waited for longer than the front end wants: it may drop lines.
+    async fn say(&self, message: String);
+}
+
+/// Reaches a person.
+#[async_trait]
+pub trait Ask: Send + Sync {
+    /// Puts the question. The toolbox stops waiting after its time limit, and takes that for a no.
+    async fn ask(&self, question: Question) -> Decision;
+}
+
+/// What a person is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Question {
+    /// The question in one sentence. Holds text of the agent's, with control characters escaped.
+    pub text: String,
+    /// The sandbox it would happen in; absent for local execution.
+    pub sandbox: Option<SandboxId>,
+    /// What is known about it.
+    pub facts: Facts,
+}
+
+/// What a person answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Go ahead, this once.
+    Yes,
+    /// Do not.
+    No {
+        /// Why, and how to get another answer, for the agent to read.
+        because: String,
+    },
+}
+
+/// Whether the caller has given up.
+#[derive(Debug, Clone)]
+pub struct Cancelled(watch::Receiver<bool>);
+
+/// The other end of a [`Cancelled`]. Dropping it cancels nothing.
+#[derive(Debug)]
+pub struct Canceller(watch::Sender<bool>);
+
+impl Cancelled {
+    /// A way to stop, and the handle that pulls it.
+    pub fn pair() -> (Canceller, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (Canceller(sender), Self(receiver))
+    }
+
+    /// For callers who never give up.
+    pub fn never() -> Self {
+        Self::pair().1
+    }
+
+    /// Waits until the caller gives up; for ever if it does not.
+    pub async fn wait(&self) {
+        let mut receiver = self.0.clone();
+        if receiver.wait_for(|cancelled| *cancelled).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Canceller {
+    /// Gives up. Idempotent.
+    pub fn cancel(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+/// A front end without anybody: says nothing, and every question is a no.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Nobody;
+
+#[async_trait]
+impl Progress for Nobody {
+    async fn say(&self, _message: String) {}
+}
+
+#[async_trait]
+impl Ask for Nobody {
+    async fn ask(&self, _question: Question) -> Decision {
+        Decision::No { because: "there is nobody to ask".into() }
+    }
+}
+
+impl Call {
+    /// A call on behalf of nobody in particular: no progress, every question a no, never cancelled.
+    pub fn alone() -> Self {
+        let nobody = Arc::new(Nobody);
+        Self { progress: Arc::clone(&nobody) as _, ask: nobody, cancelled: Cancelled::never() }
+    }
+}

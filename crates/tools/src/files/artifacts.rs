@@ -1,0 +1,112 @@
+//! `artifacts`: files out of the sandbox, typed, each and all of them bounded in size.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+use stockade_core::{EntryKind, Files, FilesExt, SandboxPath};
+
+use super::{approved, media, shown, unless_cancelled};
+use crate::arguments::Artifacts;
+use crate::toolbox::Session;
+use crate::{Call, Image, ToolAnswer, ToolError};
+
+/// The most of one file, of all together, and how many.
+const EACH: u64 = 1 << 20;
+const MOST_EACH: u64 = 8 << 20;
+const ALL: u64 = 16 << 20;
+const MOST_FILES: usize = 100;
+
+/// One file. Exactly one of content, picture and problem is there.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Artifact {
+    path: String,
+    size: u64,
+    mime: Option<&'static str>,
+    encoding: Option<&'static str>,
+    content: Option<String>,
+    /// The number of the picture among those of the answer.
+    picture: Option<usize>,
+    problem: Option<String>,
+}
+
+pub(crate) async fn artifacts(
+    session: &Session,
+    args: Artifacts,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    if args.paths.len() > MOST_FILES {
+        return Err(ToolError::field("paths", format!("names more than {MOST_FILES} files")));
+    }
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let paths: Vec<_> = args.paths.iter().collect();
+    let files = approved(session, &place, "artifacts", &paths, call).await?;
+    unless_cancelled(call, collect(files, &args)).await
+}
+
+async fn collect(files: &dyn Files, args: &Artifacts) -> Result<ToolAnswer, ToolError> {
+    let each = args.max_bytes.unwrap_or(EACH).min(MOST_EACH);
+    let (mut room, mut images, mut found) = (ALL, Vec::new(), Vec::new());
+    for path in &args.paths {
+        let artifact = match fetch(files, path, each.min(room)).await {
+            Ok(data) => {
+                room -= data.len() as u64;
+                packed(path, data, &mut images)
+            }
+            Err((size, problem)) => missing(path, size, problem),
+        };
+        found.push(artifact);
+    }
+    let text = found.iter().map(told).collect();
+    let data = serde_json::json!({ "artifacts": found });
+    Ok(ToolAnswer { images, ..ToolAnswer::told(&data, text)? })
+}
+
+async fn fetch(files: &dyn Files, path: &SandboxPath, most: u64) -> Result<Vec<u8>, (u64, String)> {
+    let entry = files.stat(path).await.map_err(|error| (0, error.message().to_owned()))?;
+    if entry.kind == EntryKind::File && entry.size > most {
+        return Err((entry.size, format!("`{path}` has more than {most} bytes")));
+    }
+    let read = files.read_all(path, most).await;
+    read.map_err(|error| (entry.size, error.message().to_owned()))
+}
+
+fn packed(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifact {
+    let kind = media::kind(path.as_str(), &data);
+    let mut artifact =
+        Artifact { mime: Some(kind.mime), ..missing(path, data.len() as u64, String::new()) };
+    artifact.problem = None;
+    if kind.picture {
+        artifact.picture = Some(images.len());
+        images.push(Image { mime: kind.mime.into(), bytes: data });
+        return artifact;
+    }
+    let (encoding, content) = match String::from_utf8(data) {
+        Ok(text) if !text.contains('\0') => ("text", text),
+        Ok(text) => ("base64", STANDARD.encode(text)),
+        Err(error) => ("base64", STANDARD.encode(error.as_bytes())),
+    };
+    artifact.encoding = Some(encoding);
+    artifact.content = Some(content);
+    artifact
+}
+
+fn missing(path: &SandboxPath, size: u64, problem: String) -> Artifact {
+    Artifact {
+        path: path.to_string(),
+        size,
+        mime: None,
+        encoding: None,
+        content: None,
+        picture: None,
+        problem: Some(problem),
+    }
+}
+
+fn told(artifact: &Artifact) -> String {
+    let name = shown(&artifact.path);
+    match (&artifact.problem, artifact.mime) {
+        (Some(problem), _) => format!("{name}: {problem}\n"),
+        (None, mime) => format!("{name}: {}, {} bytes\n", mime.unwrap_or("?"), artifact.size),
+    }
+}

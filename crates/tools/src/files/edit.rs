@@ -1,0 +1,159 @@
+//! `edit_file`: one exact piece of text for another. Ambiguity is refused, never resolved.
+
+use std::sync::Arc;
+
+use stockade_core::{ErrorCode, FilesExt};
+
+use super::{approved, replace, shown};
+use crate::arguments::EditFile;
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+/// The largest file that is edited.
+pub(crate) const MOST: u64 = 16 << 20;
+/// How many places are named.
+const NAMED: usize = 20;
+
+pub(crate) async fn edit(
+    session: &Session,
+    args: EditFile,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let files = approved(session, &place, "edit_file", &[&args.path], call).await?;
+    let path = &args.path;
+    let mode = replace::existing(files, path)
+        .await?
+        .ok_or_else(|| ToolError::new(ErrorCode::NotFound, format!("there is no file `{path}`")))?;
+    let old = files.read_all(path, MOST).await?;
+    let (new, count) = edited(&old, &args)?;
+    replace::settle(Arc::clone(&place), path.clone(), new.into(), mode).await?;
+    let data = serde_json::json!({ "path": path, "replacements": count });
+    let times = if count == 1 { String::new() } else { format!(" ({count} places)") };
+    ToolAnswer::told(&data, format!("edited {}{times}", shown(path.as_str())))
+}
+
+fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
+    if args.old_string.is_empty() {
+        return Err(ToolError::field("old_string", "is empty; `write_file` writes whole files"));
+    }
+    if args.old_string == args.new_string {
+        return Err(ToolError::field("new_string", "is the same as `old_string`"));
+    }
+    let ends = LineEnds::of(old);
+    let (from, to) = (ends.apply(&args.old_string), ends.apply(&args.new_string));
+    let places = find(old, from.as_bytes());
+    match (places.len(), args.replace_all) {
+        (0, _) => Err(not_there(args)),
+        (1, _) | (_, true) => Ok((spliced(old, &places, from.len(), to.as_bytes()), places.len())),
+        (count, false) => Err(ambiguous(old, &places, count)),
+    }
+}
+
+fn not_there(args: &EditFile) -> ToolError {
+    ToolError::field("old_string", format!("does not occur in `{}`", args.path))
+        .remedy("read the file and give the text exactly, white space included")
+}
+
+fn ambiguous(old: &[u8], places: &[usize], count: usize) -> ToolError {
+    let line = |at: &usize| 1 + old[..*at].iter().filter(|byte| **byte == b'\n').count();
+    let lines: Vec<_> = places.iter().take(NAMED).map(|at| line(at).to_string()).collect();
+    let more = if count > NAMED { " …" } else { "" };
+    ToolError::field(
+        "old_string",
+        format!("occurs {count} times, on lines {}{more}", lines.join(", ")),
+    )
+    .remedy("give more of the text around it, or set `replace_all`")
+}
+
+/// How the lines of a file end. Agents write `\n`; what they replace must end as the file's own do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LineEnds {
+    Plain,
+    Windows,
+}
+
+impl LineEnds {
+    /// Windows' only where every line ends that way: in a mixture nothing is assumed.
+    pub(crate) fn of(text: &[u8]) -> Self {
+        let mut all = 0usize;
+        let mut windows = 0usize;
+        for (at, _) in text.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
+            all += 1;
+            windows += usize::from(at > 0 && text[at - 1] == b'\r');
+        }
+        if all > 0 && all == windows { Self::Windows } else { Self::Plain }
+    }
+
+    pub(crate) fn apply(self, text: &str) -> String {
+        match self {
+            Self::Plain => text.to_owned(),
+            Self::Windows => text.replace("\r\n", "\n").replace('\n', "\r\n"),
+        }
+    }
+}
+
+/// Where the needle stands, without overlaps.
+fn find(hay: &[u8], needle: &[u8]) -> Vec<usize> {
+    let mut places = Vec::new();
+    let mut at = 0;
+    while let Some(found) = memchr::memmem::find(&hay[at..], needle) {
+        places.push(at + found);
+        at += found + needle.len();
+    }
+    places
+}
+
+fn spliced(old: &[u8], places: &[usize], length: usize, new: &[u8]) -> Vec<u8> {
+    let mut whole = Vec::with_capacity(old.len() + places.len() * new.len());
+    let mut at = 0;
+    for place in places {
+        whole.extend_from_slice(&old[at..*place]);
+        whole.extend_from_slice(new);
+        at = place + length;
+    }
+    whole.extend_from_slice(&old[at..]);
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edit(old: &str, from: &str, to: &str, replace_all: bool) -> Result<String, ToolError> {
+        let args = EditFile {
+            sandbox_id: None,
+            path: "f".parse().unwrap(),
+            old_string: from.into(),
+            new_string: to.into(),
+            replace_all,
+        };
+        edited(old.as_bytes(), &args).map(|(new, _)| String::from_utf8(new).unwrap())
+    }
+
+    #[test]
+    fn exactly_one_place_is_replaced() {
+        assert_eq!(edit("a b c", "b", "x", false).unwrap(), "a x c");
+        assert_eq!(edit("a b\nb", "b", "x", true).unwrap(), "a x\nx");
+        assert!(edit("a", "b", "x", false).unwrap_err().message.contains("does not occur"));
+    }
+
+    #[test]
+    fn ambiguity_names_the_count_and_the_lines() {
+        let error = edit("b\na\nb\n", "b", "x", false).unwrap_err();
+        assert!(error.message.contains("2 times, on lines 1, 3"), "{error}");
+    }
+
+    #[test]
+    fn line_ends_and_a_missing_last_one_are_kept() {
+        assert_eq!(edit("a\r\nb\r\nc", "a\nb", "x\ny", false).unwrap(), "x\r\ny\r\nc");
+        assert_eq!(edit("a\nb", "b", "c", false).unwrap(), "a\nc");
+        assert_eq!(edit("a\r\nb\n", "b", "c\nd", false).unwrap(), "a\r\nc\nd\n");
+    }
+
+    #[test]
+    fn nothing_and_no_change_are_refused() {
+        assert!(edit("a", "", "x", false).is_err());
+        assert!(edit("a", "a", "a", false).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! The tools about single files. Paths resolve inside the place by its kernel (C-21, C-22); nothing
+//! here decides by comparing strings.
+
+mod artifacts;
+mod edit;
+mod list;
+mod media;
+mod read;
+pub(crate) mod replace;
+
+use std::sync::Arc;
+
+use stockade_core::{Files, SandboxPath};
+
+pub(crate) use artifacts::artifacts;
+pub(crate) use edit::{LineEnds, MOST as MOST_EDITED, edit};
+pub(crate) use list::list;
+pub(crate) use read::read;
+
+use crate::approval::Programs;
+use crate::arguments::WriteFile;
+use crate::place::Place;
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+/// How many bytes at the start of a file tell text from the rest.
+const SNIFFED: usize = 8192;
+
+/// Whether these first bytes are not text.
+pub(crate) fn is_binary(start: &[u8]) -> bool {
+    start[..start.len().min(SNIFFED)].contains(&0)
+}
+
+/// A name or path on one line, whatever it holds.
+pub(crate) fn shown(path: &str) -> String {
+    if path.contains(char::is_control) { path.escape_debug().to_string() } else { path.to_owned() }
+}
+
+/// The files of a place, once the rules allow the call.
+pub(crate) async fn approved<'a>(
+    session: &Session,
+    place: &'a Place,
+    tool: &str,
+    paths: &[&SandboxPath],
+    call: &Call,
+) -> Result<&'a dyn Files, ToolError> {
+    let facts = place.facts(tool, Programs::NONE, paths);
+    session.pass(place, None, facts, call).await?;
+    place.files()
+}
+
+/// Work that stops when the caller gives up.
+pub(crate) async fn unless_cancelled<T>(
+    call: &Call,
+    work: impl Future<Output = Result<T, ToolError>>,
+) -> Result<T, ToolError> {
+    tokio::select! {
+        done = work => done,
+        () = call.cancelled.wait() => Err(ToolError::cancelled()),
+    }
+}
+
+pub(crate) async fn write(
+    session: &Session,
+    args: WriteFile,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let files = approved(session, &place, "write_file", &[&args.path], call).await?;
+    let old = replace::existing(files, &args.path).await?;
+    let bytes = args.content.len();
+    let (path, mode) = (args.path.clone(), old.unwrap_or(0o644));
+    replace::settle(Arc::clone(&place), path, args.content.into(), mode).await?;
+    let verb = if old.is_some() { "replaced" } else { "made" };
+    let data = serde_json::json!({ "path": args.path, "bytes": bytes, "created": old.is_none() });
+    ToolAnswer::told(&data, format!("{verb} {} ({bytes} bytes)", shown(args.path.as_str())))
+}

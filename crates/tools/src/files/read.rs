@@ -1,0 +1,232 @@
+//! `read_file`: lines of text, with numbers, in bounded pieces.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use stockade_core::{ErrorCode, Files, SandboxPath};
+
+use super::{approved, is_binary, media, shown, unless_cancelled};
+use crate::arguments::ReadFile;
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+/// How much is read at once.
+const PIECE: u32 = 1 << 20;
+/// How many lines, and how much of them, one answer holds.
+const LINES: u64 = 2000;
+const MOST_LINES: u64 = 20_000;
+const MOST_TEXT: usize = 256 << 10;
+/// How much of a single line.
+const MOST_LINE: usize = 2000;
+/// How far into a file lines are counted.
+const MOST_SCANNED: u64 = 256 << 20;
+
+/// What was read.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Lines {
+    path: String,
+    /// The number of the first line in `content`.
+    first_line: u64,
+    /// How many lines there are in it.
+    lines: u64,
+    /// Where to go on; absent at the end of the file.
+    next_offset: Option<u64>,
+    /// The text, without numbers.
+    content: String,
+    /// Whether lines were cut for their length.
+    long_lines_cut: bool,
+}
+
+pub(crate) async fn read(
+    session: &Session,
+    args: ReadFile,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let files = approved(session, &place, "read_file", &[&args.path], call).await?;
+    unless_cancelled(call, answer(files, &args)).await
+}
+
+async fn answer(files: &dyn Files, args: &ReadFile) -> Result<ToolAnswer, ToolError> {
+    let start = files.read(&args.path, 0, PIECE).await?;
+    if is_binary(&start) {
+        return describe(files, &args.path, &start).await;
+    }
+    let first = args.offset.unwrap_or(1).max(1);
+    let most = args.limit.unwrap_or(LINES).clamp(1, MOST_LINES);
+    let mut reader = Reader::new(&args.path, first, most);
+    let (mut at, mut piece) = (0, start);
+    loop {
+        at += piece.len() as u64;
+        let last = piece.len() < PIECE as usize;
+        reader.take(&piece);
+        if reader.full() || last {
+            return reader.finish(last);
+        }
+        if at >= MOST_SCANNED {
+            let message = format!("`{}` has no line {first} in its first {at} bytes", args.path);
+            return Err(ToolError::new(ErrorCode::TooLarge, message)
+                .remedy("use `grep`, or `bash` with `tail -c` or `dd`"));
+        }
+        piece = files.read(&args.path, at, PIECE).await?;
+    }
+}
+
+/// A file that is not text is described, not shown.
+async fn describe(
+    files: &dyn Files,
+    path: &SandboxPath,
+    start: &[u8],
+) -> Result<ToolAnswer, ToolError> {
+    let size = files.stat(path).await?.size;
+    let mime = media::kind(path.as_str(), start).mime;
+    let data = serde_json::json!({ "path": path, "binary": true, "size": size, "mime": mime });
+    let text = format!("{} is a binary file ({mime}, {size} bytes)", shown(path.as_str()));
+    ToolAnswer::told(&data, text)
+}
+
+/// Cuts pieces into lines, and keeps those that were asked for.
+struct Reader {
+    lines: Lines,
+    most: u64,
+    /// The number of the line that is being read.
+    number: u64,
+    /// The part of it that came so far, and whether some of it was left out.
+    line: Vec<u8>,
+    cut: bool,
+    full: bool,
+}
+
+impl Reader {
+    fn new(path: &SandboxPath, first: u64, most: u64) -> Self {
+        let lines = Lines { path: path.to_string(), first_line: first, ..Lines::default() };
+        Self { lines, most, number: 1, line: Vec::new(), cut: false, full: false }
+    }
+
+    fn full(&self) -> bool {
+        self.full
+    }
+
+    fn wanted(&self) -> bool {
+        self.number >= self.lines.first_line
+    }
+
+    fn take(&mut self, piece: &[u8]) {
+        for part in piece.split_inclusive(|byte| *byte == b'\n') {
+            if self.full {
+                return;
+            }
+            let (text, ends) = match part.strip_suffix(b"\n") {
+                Some(text) => (text, true),
+                None => (part, false),
+            };
+            if self.wanted() {
+                let room = (MOST_LINE * 4).saturating_sub(self.line.len()).min(text.len());
+                self.line.extend_from_slice(&text[..room]);
+                self.cut |= room < text.len();
+            }
+            if ends {
+                self.end_line(true);
+            }
+        }
+    }
+
+    fn end_line(&mut self, newline: bool) {
+        if self.wanted() {
+            if self.lines.lines == self.most || self.lines.content.len() >= MOST_TEXT {
+                self.full = true;
+                self.lines.next_offset = Some(self.number);
+                return;
+            }
+            self.push(newline);
+        }
+        self.number += 1;
+        self.line.clear();
+        self.cut = false;
+    }
+
+    fn push(&mut self, newline: bool) {
+        let text = String::from_utf8_lossy(&self.line);
+        let end = text.char_indices().nth(MOST_LINE).map_or(text.len(), |(at, _)| at);
+        self.lines.content.push_str(&text[..end]);
+        if self.cut || end < text.len() {
+            self.lines.long_lines_cut = true;
+            self.lines.content.push_str(" … (line cut)");
+        }
+        if newline {
+            self.lines.content.push('\n');
+        }
+        self.lines.lines += 1;
+    }
+
+    fn finish(mut self, at_the_end: bool) -> Result<ToolAnswer, ToolError> {
+        if !self.full && at_the_end && !self.line.is_empty() {
+            self.end_line(false);
+        }
+        let first = self.lines.first_line;
+        if self.lines.lines == 0 && first > 1 {
+            let message = format!("`{}` has {} lines", self.lines.path, self.number - 1);
+            return Err(ToolError::new(ErrorCode::Invalid, message)
+                .remedy(format!("give an `offset` below {first}")));
+        }
+        let text = numbered(&self.lines);
+        ToolAnswer::told(&self.lines, text)
+    }
+}
+
+fn numbered(lines: &Lines) -> String {
+    let mut text = String::new();
+    for (number, line) in (lines.first_line..).zip(lines.content.lines()) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{number:>6}\t{line}");
+    }
+    match lines.next_offset {
+        Some(next) => text.push_str(&format!("… more from line {next} on\n")),
+        None if text.is_empty() => text.push_str("(empty file)\n"),
+        None => {}
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &[u8], first: u64, most: u64, piece: usize) -> ToolAnswer {
+        let mut reader = Reader::new(&"f".parse().unwrap(), first, most);
+        for piece in text.chunks(piece) {
+            reader.take(piece);
+        }
+        reader.finish(true).unwrap()
+    }
+
+    #[test]
+    fn ranges_are_the_same_however_the_file_arrives() {
+        let text = b"one\ntwo\r\nthree\n\nfive";
+        for piece in 1..text.len() + 1 {
+            let answer = lines(text, 2, 2, piece);
+            assert_eq!(answer.structured["content"], "two\r\nthree\n", "{piece}");
+            assert_eq!(answer.structured["nextOffset"], 4);
+            let rest = lines(text, 4, 10, piece);
+            assert_eq!(rest.structured["content"], "\nfive");
+            assert_eq!(rest.structured["nextOffset"], serde_json::Value::Null);
+        }
+    }
+
+    #[test]
+    fn a_long_line_is_cut_and_says_so() {
+        let text = "ä".repeat(100_000);
+        let answer = lines(text.as_bytes(), 1, 10, 1 << 20);
+        assert_eq!(answer.structured["longLinesCut"], true);
+        assert!(answer.text.len() < 10_000);
+    }
+
+    #[test]
+    fn an_empty_file_is_no_mistake_but_a_line_beyond_the_end_is() {
+        assert_eq!(lines(b"", 1, 10, 1).text, "(empty file)\n");
+        let mut reader = Reader::new(&"f".parse().unwrap(), 5, 1);
+        reader.take(b"a\nb\n");
+        assert!(reader.finish(true).unwrap_err().message.contains("has 2 lines"));
+    }
+}

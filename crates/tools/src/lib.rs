@@ -1,0 +1,36 @@
+//! What an agent calls: the same tools behind every front end.
+//!
+//! A front end hands a name and JSON arguments to [`Toolbox::call`] and passes the answer on. Where a
+//! tool runs (a sandbox, or locally) is decided by what was bound, and whether it may is decided by
+//! the user's rules: two separate questions, neither of them the agent's to answer. Nothing here
+//! reads the surroundings: no environment, no current directory.
+
+mod answer;
+mod approval;
+mod arguments;
+mod bash;
+mod binding;
+mod call;
+mod error;
+mod files;
+mod options;
+mod patch;
+mod pattern;
+mod place;
+mod sandboxes;
+mod screenshot;
+mod search;
+mod tool;
+mod toolbox;
+mod views;
+mod workspace;
+
+pub use answer::{Image, ToolAnswer};
+pub use approval::{ApprovalConfig, Facts, Match, NetworkFact, Programs, Rule, Ruling, Verdict};
+pub use binding::Binding;
+pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
+pub use error::ToolError;
+pub use options::{LocalOptions, ToolboxOptions};
+pub use tool::ToolInfo;
+pub use toolbox::Toolbox;
+pub use views::{ViewSource, Views};

@@ -1,0 +1,49 @@
+//! What a patch says about one file.
+
+use std::collections::BTreeSet;
+
+use stockade_core::SandboxPath;
+
+use super::text::{Hunk, Text};
+use crate::ToolError;
+use crate::approval::plain_path;
+
+/// What a patch says about one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Change {
+    pub path: SandboxPath,
+    pub action: Action,
+}
+
+/// What is to become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Action {
+    /// It is new.
+    Add { text: Text, mode: Option<u32> },
+    /// It goes. With hunks, only if they are all of it.
+    Delete { hunks: Vec<Hunk> },
+    /// It changes, moves, or both.
+    Update { hunks: Vec<Hunk>, to: Option<SandboxPath>, mode: Option<u32> },
+}
+
+impl Change {
+    pub(super) fn paths(&self) -> impl Iterator<Item = &SandboxPath> {
+        let to = match &self.action {
+            Action::Update { to, .. } => to.as_ref(),
+            Action::Add { .. } | Action::Delete { .. } => None,
+        };
+        std::iter::once(&self.path).chain(to)
+    }
+}
+
+/// Two changes to one file have no order that everybody agrees on.
+pub(super) fn refuse_twice(changes: &[Change]) -> Result<(), ToolError> {
+    let mut seen = BTreeSet::new();
+    for path in changes.iter().flat_map(Change::paths) {
+        if !seen.insert(plain_path(path.as_str())) {
+            return Err(ToolError::field("patch", format!("names `{path}` twice"))
+                .remedy("put all changes to one file together"));
+        }
+    }
+    Ok(())
+}

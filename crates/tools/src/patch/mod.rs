@@ -1,0 +1,80 @@
+//! `apply_patch`: unified diffs and `*** Begin Patch` patches, as a whole or not at all.
+//!
+//! Everything is parsed and computed in memory before the first file is touched. What does not fit
+//! exactly is refused with its place in the patch; nothing is guessed.
+
+mod begin;
+mod change;
+mod commit;
+mod names;
+mod text;
+mod unified;
+
+use std::sync::Arc;
+
+use stockade_core::SandboxPath;
+
+use crate::arguments::ApplyPatch;
+use crate::files::approved;
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+use change::{Action, Change};
+
+/// The longest patch.
+const MOST: usize = 8 << 20;
+
+pub(crate) async fn apply_patch(
+    session: &Session,
+    args: ApplyPatch,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let changes = parse(&args.patch)?;
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let paths: Vec<&SandboxPath> = changes.iter().flat_map(Change::paths).collect();
+    approved(session, &place, "apply_patch", &paths, call).await?;
+    let report = report(&changes);
+    let steps = commit::plan(place.files()?, changes).await?;
+    // In a task of its own: a caller who gives up now must not leave half of it.
+    let writing = tokio::spawn(async move { commit::commit(Arc::clone(&place), steps).await });
+    writing.await.map_err(|_| commit::interrupted())??;
+    let text = report.iter().map(|(verb, path)| format!("{verb} {path}\n")).collect();
+    let files: Vec<_> = report
+        .iter()
+        .map(|(verb, path)| serde_json::json!({ "action": verb, "path": path }))
+        .collect();
+    ToolAnswer::told(&serde_json::json!({ "files": files }), text)
+}
+
+/// What the patch changes, in order.
+fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
+    if patch.len() > MOST {
+        return Err(ToolError::field("patch", format!("is longer than {MOST} bytes")));
+    }
+    let opens = patch.trim_start().starts_with(begin::BEGIN);
+    let changes = if opens { begin::parse(patch)? } else { unified::parse(patch)? };
+    if changes.is_empty() {
+        return Err(ToolError::field("patch", "changes nothing").remedy(
+            "give a unified diff, or a patch between `*** Begin Patch` and `*** End Patch`",
+        ));
+    }
+    change::refuse_twice(&changes)?;
+    Ok(changes)
+}
+
+fn report(changes: &[Change]) -> Vec<(&'static str, String)> {
+    let told = |change: &Change| match &change.action {
+        Action::Add { .. } => ("added", change.path.to_string()),
+        Action::Delete { .. } => ("deleted", change.path.to_string()),
+        Action::Update { to: Some(to), .. } => ("moved", format!("{} -> {to}", change.path)),
+        Action::Update { to: None, .. } => ("changed", change.path.to_string()),
+    };
+    changes.iter().map(told).collect()
+}
+
+/// A patch that cannot be understood, by its line.
+fn at_line(number: usize, problem: impl std::fmt::Display) -> ToolError {
+    ToolError::field("patch", format!("line {number}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! The tools about sandboxes themselves. An agent may ask for less than the user set out, or the same;
+//! more takes a person's consent. It never names a directory of the host.
+
+use serde::Serialize;
+use stockade_core::{Boundary, LimitKind, Limits, Network, SandboxSpec, Workspace};
+
+use crate::approval::{self, Facts, NetworkFact, Programs, Subject};
+use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList};
+use crate::binding::Binding;
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+pub(crate) async fn create(
+    session: &Session,
+    args: SandboxCreate,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let template = &session.options.template;
+    let spec = wished(template, &args);
+    let facts = Facts {
+        tool: "sandbox_create".into(),
+        programs: Programs::NONE,
+        paths: Vec::new(),
+        network: NetworkFact::from(&spec.network),
+        backend: None,
+        // Walls are about to stand; which ones is the user's choice, not the agent's.
+        boundary: Boundary::SharedKernel,
+        widens: widens(template, &spec),
+    };
+    let subject =
+        Subject { engine: &session.engine, tenant: &spec.tenant, sandbox: None, job: None, facts };
+    approval::pass(&session.options.approval, subject, call).await?;
+    let place = session.places.create(spec).await?;
+    ToolAnswer::data(&Binding::of(&place))
+}
+
+fn wished(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {
+    let mut spec = template.clone();
+    spec.limits = args.limits.or(template.limits);
+    spec.labels.extend(args.labels.clone());
+    if let Some(network) = &args.network {
+        spec.network = network.clone();
+    }
+    if args.empty_workspace {
+        spec.workspace = Workspace::Ephemeral;
+        spec.read_only = false;
+    }
+    spec
+}
+
+/// Whether a spec asks for more than its template.
+fn widens(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
+    let reach = |network: &Network| match network {
+        Network::None => 0,
+        Network::Loopback => 1,
+        Network::Egress(_) => 2,
+    };
+    let network = match (&template.network, &spec.network) {
+        (Network::Egress(allowed), Network::Egress(asked)) => {
+            !asked.iter().all(|rule| allowed.contains(rule))
+        }
+        // A loopback of its own leads nowhere.
+        (allowed, asked) => reach(asked) > reach(allowed).max(1),
+    };
+    let allowed = template.limits.or(Limits::defaults());
+    network || LimitKind::ALL.into_iter().any(|kind| exceeds(kind, &spec.limits, &allowed))
+}
+
+fn exceeds(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool {
+    fn more<T: PartialOrd>(asked: Option<T>, allowed: Option<T>) -> bool {
+        matches!((asked, allowed), (Some(asked), Some(allowed)) if asked > allowed)
+    }
+    match kind {
+        LimitKind::CpuRate => more(asked.cpu_rate, allowed.cpu_rate),
+        LimitKind::CpuTime => more(asked.cpu_time, allowed.cpu_time),
+        LimitKind::WallTime => more(asked.wall_time, allowed.wall_time),
+        LimitKind::Memory => more(asked.memory, allowed.memory),
+        LimitKind::Disk => more(asked.disk, allowed.disk),
+        LimitKind::Processes => more(asked.processes, allowed.processes),
+        LimitKind::OpenFiles => more(asked.open_files, allowed.open_files),
+        LimitKind::Output => more(asked.output, allowed.output),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    sandboxes: Vec<Binding>,
+}
+
+pub(crate) async fn list(session: &Session, _args: SandboxList) -> Result<ToolAnswer, ToolError> {
+    let places = session.places.all().await;
+    let sandboxes = places.iter().filter(|place| place.lives()).map(|place| Binding::of(place));
+    ToolAnswer::data(&Listing { sandboxes: sandboxes.collect() })
+}
+
+pub(crate) async fn destroy(
+    session: &Session,
+    args: SandboxDestroy,
+) -> Result<ToolAnswer, ToolError> {
+    session.places.destroy(&args.sandbox_id).await?;
+    let data = serde_json::json!({ "sandboxId": args.sandbox_id, "destroyed": true });
+    ToolAnswer::told(&data, format!("sandbox {} is gone", args.sandbox_id))
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::Bytes;
+
+    use super::*;
+
+    fn args(json: serde_json::Value) -> SandboxCreate {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn asks_for_more(template: &SandboxSpec, json: serde_json::Value) -> bool {
+        widens(template, &wished(template, &args(json)))
+    }
+
+    #[test]
+    fn more_than_the_template_is_noticed() {
+        let template = SandboxSpec::default();
+        for (json, more) in [
+            (serde_json::json!({}), false),
+            (serde_json::json!({"network": "loopback"}), false),
+            (serde_json::json!({"network": {"egress": ["example.com"]}}), true),
+            (serde_json::json!({"limits": {"memory": "256m"}}), false),
+            (serde_json::json!({"limits": {"memory": "1g"}}), true),
+            (serde_json::json!({"limits": {"wallTime": "2m"}}), true),
+        ] {
+            assert_eq!(asks_for_more(&template, json.clone()), more, "{json}");
+        }
+        let wide = SandboxSpec {
+            limits: Limits { memory: Some(Bytes::mib(4096)), ..Limits::default() },
+            network: serde_json::from_value(
+                serde_json::json!({"egress": ["a.example", "b.example"]}),
+            )
+            .unwrap(),
+            ..template
+        };
+        assert!(!asks_for_more(&wide, serde_json::json!({"limits": {"memory": "1g"}})));
+        assert!(!asks_for_more(&wide, serde_json::json!({"network": {"egress": ["a.example"]}})));
+        assert!(asks_for_more(&wide, serde_json::json!({"network": {"egress": ["c.example"]}})));
+    }
+
+    #[test]
+    fn a_host_directory_cannot_be_asked_for() {
+        let json = serde_json::json!({"workspace": {"local": "/"}});
+        assert!(serde_json::from_value::<SandboxCreate>(json).is_err());
+    }
+}

@@ -1,0 +1,240 @@
+//! `screenshot`: a picture of a page that the sandbox serves, taken by a browser inside it.
+//!
+//! Which pages there are is the network's and the file tree's business: what is asked for is checked so
+//! that a mistake is named, not so that anything is kept out. The browser's own walls stay down, since
+//! it stands within walls already and could not build others there.
+
+mod page;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use stockade_core::{
+    Command, Ending, ErrorCode, FilesExt, Network, Outcome, SandboxId, SandboxPath, Span, StreamId,
+};
+
+use self::page::Page;
+use crate::answer::Image;
+use crate::approval::Programs;
+use crate::place::{Job, Place};
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+/// Where browsers lie. The programs themselves: the scripts in front of them read files of the host that
+/// are not inside.
+const BROWSERS: [&str; 6] = [
+    "/usr/lib/chromium/chromium",
+    "/usr/lib64/chromium-browser/chromium-browser",
+    "/opt/google/chrome/chrome",
+    "/usr/bin/chromium",
+    "/usr/bin/chromium-browser",
+    "/usr/bin/google-chrome",
+];
+/// Without walls of its own, without a screen, and without calling anybody.
+const FLAGS: [&str; 13] = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--disable-sync",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--mute-audio",
+    "--force-device-scale-factor=1",
+];
+const SIZES: std::ops::RangeInclusive<u32> = 16..=4096;
+const USUAL_SIZE: (u32, u32) = (1280, 800);
+/// How much of its own time a page gets before it is looked at.
+const USUAL_WAIT: u64 = 2_000;
+const LONGEST_WAIT: u64 = 30_000;
+/// How long the browser may take for everything.
+const PATIENCE: Span = Span::secs(60);
+/// The largest picture.
+const MOST: u64 = 8 << 20;
+const MEMORY: &str = "give the sandbox more memory and processes, such as --mem 2g --pids 512";
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Screenshot {
+    /// The sandbox to use; the bound one if left out.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub sandbox_id: Option<SandboxId>,
+    /// The page: `http://localhost:PORT/…` of a server that runs in the sandbox (start it with `bash`),
+    /// or the path of a file in the workspace.
+    pub url: String,
+    /// Width in pixels; 1280 if left out.
+    #[serde(default)]
+    pub width: Option<u32>,
+    /// Height in pixels; 800 if left out.
+    #[serde(default)]
+    pub height: Option<u32>,
+    /// How many milliseconds of its own time the page gets to become ready; 2000 if left out.
+    #[serde(default)]
+    pub wait_ms: Option<u64>,
+}
+
+pub(crate) async fn screenshot(
+    session: &Session,
+    args: Screenshot,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let page = Page::parse(&args.url)?;
+    let size =
+        (side("width", args.width, USUAL_SIZE.0)?, side("height", args.height, USUAL_SIZE.1)?);
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let url = reachable(&place, &page).await?;
+    let browser = browser(&place).await?;
+    let job = place.engine.fresh_job()?;
+    let programs = Programs::Known(vec![vec![browser.to_owned(), url.clone()]]);
+    let paths: Vec<_> = page.path().into_iter().collect();
+    session.pass(&place, Some(&job), place.facts("screenshot", programs, &paths), call).await?;
+
+    let room = Room::new(&place, job.as_str())?;
+    let wait = args.wait_ms.unwrap_or(USUAL_WAIT).min(LONGEST_WAIT);
+    let command = command(browser, &room, &url, size, wait);
+    let line = format!("{browser} {url}");
+    let (execution, job) = place.start(job, command, line).await?;
+    let outcome = tokio::select! {
+        outcome = job.ended() => outcome,
+        () = call.cancelled.wait() => {
+            let _ = execution.close().await;
+            return Err(ToolError::cancelled());
+        }
+    };
+    let picture = room.picture(&place).await;
+    room.clear(&place).await;
+    shown(&url, size, picture.map_err(|error| unseen(&job, &outcome, error))?)
+}
+
+fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
+    let side = given.unwrap_or(usual);
+    if SIZES.contains(&side) {
+        return Ok(side);
+    }
+    let range = format!("is not between {} and {}", SIZES.start(), SIZES.end());
+    Err(ToolError::field(name, range))
+}
+
+/// The page's address, if anything can be there.
+async fn reachable(place: &Place, page: &Page) -> Result<String, ToolError> {
+    match page {
+        Page::Served(url) if !place.local && place.spec.network == Network::None => {
+            let message = format!("`{url}`: this sandbox has no network, not even to itself");
+            Err(ToolError::new(ErrorCode::Refused, message)
+                .remedy("use a sandbox whose network is `loopback` (`sandbox_create`)"))
+        }
+        Page::Served(url) => Ok(url.clone()),
+        Page::File(path) if place.local => {
+            // A browser follows links, and nothing here would stop it.
+            let message = format!("`{path}`: without walls, files are not opened in a browser");
+            Err(ToolError::new(ErrorCode::Refused, message)
+                .remedy("serve the directory on localhost and give that address"))
+        }
+        Page::File(path) => {
+            place.files()?.stat(path).await?;
+            Ok(page::file_url(&place.directory(Some(path))))
+        }
+    }
+}
+
+async fn browser(place: &Place) -> Result<&'static str, ToolError> {
+    for browser in BROWSERS {
+        let there = match browser.parse::<SandboxPath>() {
+            Ok(_) if place.local => std::path::Path::new(browser).exists(),
+            Ok(path) => place.files()?.stat(&path).await.is_ok(),
+            Err(_) => false,
+        };
+        if there {
+            return Ok(browser);
+        }
+    }
+    Err(ToolError::new(ErrorCode::Unavailable, "there is no Chromium in this sandbox")
+        .remedy("install Chromium on the host, or use an image that has it"))
+}
+
+fn command(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> Command {
+    let mut argv = vec![browser.to_owned()];
+    argv.extend(FLAGS.map(str::to_owned));
+    argv.push(format!("--user-data-dir={}/profile", room.seen));
+    argv.push(format!("--screenshot={}/page.png", room.seen));
+    argv.push(format!("--window-size={},{}", size.0, size.1));
+    argv.push(format!("--virtual-time-budget={wait}"));
+    argv.push(url.to_owned());
+    Command { wall_time: Some(PATIENCE), ..Command::program(argv) }
+}
+
+/// A directory for the browser's own things and the picture.
+struct Room {
+    path: SandboxPath,
+    /// The same as the browser sees it.
+    seen: String,
+}
+
+impl Room {
+    fn new(place: &Place, job: &str) -> Result<Self, ToolError> {
+        let under = if place.local { "." } else { "/tmp/" };
+        let path: SandboxPath = format!("{under}stockade-screenshot-{job}").parse()?;
+        let seen = place.directory(Some(&path));
+        Ok(Self { path, seen })
+    }
+
+    async fn picture(&self, place: &Place) -> Result<Vec<u8>, ToolError> {
+        let path: SandboxPath = format!("{}/page.png", self.path).parse()?;
+        Ok(place.files()?.read_all(&path, MOST).await?)
+    }
+
+    async fn clear(&self, place: &Place) {
+        if let Ok(files) = place.files() {
+            // What cannot be removed is gone with the sandbox.
+            let _ = files.remove(&self.path).await;
+        }
+    }
+}
+
+/// The picture, if it is one and has the size that was asked for: the guest could have put anything there.
+fn shown(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAnswer, ToolError> {
+    if page::png_size(&bytes) != Some(size) {
+        let message = "what the browser left is no picture of that size";
+        return Err(ToolError::new(ErrorCode::Protocol, message));
+    }
+    let data = serde_json::json!({
+        "url": url, "width": size.0, "height": size.1, "mime": "image/png", "bytes": bytes.len(),
+    });
+    let text = format!("{url} at {} × {}", size.0, size.1);
+    let images = vec![Image { mime: "image/png".into(), bytes }];
+    Ok(ToolAnswer { images, ..ToolAnswer::told(&data, text)? })
+}
+
+/// Why there is no picture, from how the browser ended.
+fn unseen(job: &Job, outcome: &Outcome, error: ToolError) -> ToolError {
+    if error.code != ErrorCode::NotFound {
+        return error;
+    }
+    let failed = |why: String| ToolError::new(ErrorCode::Unavailable, format!("no picture: {why}"));
+    match &outcome.ending {
+        Ending::LimitExceeded(limit) => {
+            failed(format!("the browser exceeded the {limit} limit")).remedy(MEMORY)
+        }
+        Ending::TimedOut => failed("the browser took too long".into()).remedy("lower `wait_ms`"),
+        Ending::Signalled(signal) => {
+            failed(format!("{} ended the browser", signal.name())).remedy(MEMORY)
+        }
+        Ending::StartFailed(failure) => failed(failure.detail().to_owned()),
+        Ending::Lost(reason) => failed(reason.clone()),
+        Ending::Cancelled => ToolError::cancelled(),
+        Ending::Exited(code) => {
+            failed(format!("the browser ended with {code}: {}", last_words(job))).remedy(MEMORY)
+        }
+    }
+}
+
+fn last_words(job: &Job) -> String {
+    const LENGTH: u64 = 400;
+    let from = job.kept(StreamId::Stderr).saturating_sub(LENGTH);
+    let said = job.read(StreamId::Stderr, from, LENGTH).map(|piece| piece.data).unwrap_or_default();
+    String::from_utf8_lossy(&said).trim().escape_debug().to_string()
+}

@@ -1,0 +1,144 @@
+//! The search program: put into the place once, then run there as an ordinary command.
+//!
+//! What it prints is guest input: somebody inside may have put another program in its place. It is
+//! bounded, read strictly, and believed only about the sandbox it comes from.
+
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use stockade_core::{Bytes, Command, Ending, ErrorCode, Span, Stdin};
+use stockade_finder::{Answer, Failure, Request};
+
+use crate::place::Place;
+use crate::toolbox::Session;
+use crate::{Call, ToolError};
+
+/// Static, so that it runs in any root.
+const FINDER: &[u8] = include_bytes!(env!("STOCKADE_FINDER"));
+
+/// The most it may print, and how long it may take.
+const OUTPUT: Bytes = Bytes::mib(16);
+const TIME: Span = Span::secs(60);
+
+/// Reads the program from its input into a private place, and says where that is.
+const INSTALL: &str = "umask 077 && d=$(mktemp -d) && cat > \"$d/finder\" && \
+                       chmod 500 \"$d/finder\" && printf '%s' \"$d/finder\"";
+
+/// Asks the search program, putting it in place first if need be.
+pub(super) async fn ask(
+    session: &Session,
+    place: &Place,
+    request: &Request,
+    call: &Call,
+) -> Result<Vec<Answer>, ToolError> {
+    let program = match place.local {
+        true => place.finder.get_or_try_init(|| async { at_home(session) }).await?,
+        false => place.finder.get_or_try_init(|| carried_in(place, call)).await?,
+    };
+    let request = serde_json::to_string(request).map_err(ToolError::unprintable)?;
+    let mut command = Command::program([program.as_str(), &request]);
+    command.dir = Some(".".parse()?);
+    command.wall_time = Some(TIME);
+    command.output = Some(OUTPUT);
+    let ran = place.run(command, call).await?;
+    if !ran.outcome.success() {
+        return Err(failed(&ran.outcome.ending));
+    }
+    read(&ran.stdout)
+}
+
+/// Strictly: whole lines, each an answer, the last one the end.
+fn read(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
+    let broken =
+        || ToolError::new(ErrorCode::Protocol, "the search program said something strange");
+    let lines = stdout.strip_suffix(b"\n").ok_or_else(broken)?.split(|byte| *byte == b'\n');
+    let answers: Result<Vec<Answer>, _> = lines.map(serde_json::from_slice).collect();
+    let mut answers = answers.map_err(|_| broken())?;
+    match answers.pop() {
+        Some(Answer::Failed { kind, why }) => Err(refused(kind, &why)),
+        Some(end @ Answer::End { .. }) => {
+            answers.push(end);
+            Ok(answers)
+        }
+        Some(Answer::File(_) | Answer::Line { .. }) | None => Err(broken()),
+    }
+}
+
+fn refused(kind: Failure, why: &str) -> ToolError {
+    match kind {
+        Failure::Pattern => ToolError::field("pattern", why),
+        Failure::Glob => ToolError::field("glob", why),
+        Failure::NotFound => ToolError::new(ErrorCode::NotFound, why),
+        Failure::Escapes => ToolError::new(ErrorCode::PathEscapes, why),
+        Failure::Unusable => ToolError::new(ErrorCode::Invalid, why),
+    }
+}
+
+fn failed(ending: &Ending) -> ToolError {
+    let (code, why) = match ending {
+        Ending::TimedOut => (ErrorCode::TooSlow, "it took too long".to_owned()),
+        Ending::LimitExceeded(limit) => {
+            (ErrorCode::TooLarge, format!("it reached the limit of {limit}"))
+        }
+        Ending::StartFailed(failure) => (ErrorCode::Unavailable, failure.detail().to_owned()),
+        Ending::Lost(why) => (ErrorCode::Gone, why.clone()),
+        Ending::Exited(_) | Ending::Signalled(_) | Ending::Cancelled => {
+            (ErrorCode::System, format!("it ended early ({ending:?})"))
+        }
+    };
+    ToolError::new(code, format!("the search was not finished: {why}"))
+        .remedy("search a smaller directory")
+}
+
+/// Into a private directory of the sandbox, by a shell there: only it knows where one is.
+async fn carried_in(place: &Place, call: &Call) -> Result<String, ToolError> {
+    let mut command = Command::shell(INSTALL);
+    command.stdin = Stdin::Bytes(FINDER.to_vec());
+    command.wall_time = Some(TIME);
+    let ran = place.run(command, call).await?;
+    let path = String::from_utf8(ran.stdout).ok().filter(|path| path.starts_with('/'));
+    match (ran.outcome.success(), path) {
+        (true, Some(path)) => Ok(path),
+        _ => Err(ToolError::new(ErrorCode::Unavailable, "no search program can be put in place")
+            .remedy("the sandbox needs a shell and a temporary directory it can write to")),
+    }
+}
+
+/// Into the state directory of whoever runs this, once for all sessions.
+fn at_home(session: &Session) -> Result<String, ToolError> {
+    let dir = session.options.state_dir.join("tools");
+    let path = dir.join(format!("finder-{:016x}", fingerprint(FINDER)));
+    let kept = || -> std::io::Result<()> {
+        if path.exists() {
+            return Ok(());
+        }
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        put(&dir, &path)
+    };
+    kept().map_err(|error| {
+        let message = format!("the search program cannot be kept in `{}`: {error}", dir.display());
+        ToolError::new(ErrorCode::StateUnavailable, message)
+    })?;
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| {
+        ToolError::new(ErrorCode::StateUnavailable, "the state directory is no text")
+    })
+}
+
+/// Appears whole or not at all, whoever else does the same just now.
+fn put(dir: &Path, path: &Path) -> std::io::Result<()> {
+    let draft =
+        dir.join(format!(".finder-{}-{:?}", std::process::id(), std::thread::current().id()));
+    let _ = std::fs::remove_file(&draft);
+    let mut options = std::fs::OpenOptions::new();
+    options.create_new(true).write(true).mode(0o500).open(&draft)?.write_all(FINDER)?;
+    std::fs::rename(&draft, path)
+}
+
+/// Tells one build from another (FNV-1a: nobody who could forge it needs to).
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

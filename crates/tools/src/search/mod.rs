@@ -1,0 +1,182 @@
+//! `glob` and `grep`: both ask the search program inside the place.
+
+mod finder;
+
+use std::fmt::Write as _;
+
+use stockade_backends::local;
+use stockade_core::{SandboxPath, WORKSPACE_ROOT, Workspace};
+use stockade_finder::{Answer, Request, What};
+
+use crate::approval::Programs;
+use crate::arguments::{Glob, Grep};
+use crate::files::shown;
+use crate::place::Place;
+use crate::toolbox::Session;
+use crate::{Call, ToolAnswer, ToolError};
+
+const FILES: u32 = 1000;
+const MOST_FILES: u32 = 20_000;
+const HITS: u32 = 500;
+const MOST_HITS: u32 = 5000;
+const MOST_CONTEXT: u32 = 20;
+/// Longer patterns are no patterns.
+const LONGEST: usize = 16 << 10;
+
+pub(crate) async fn glob(
+    session: &Session,
+    args: Glob,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    bounded("pattern", &args.pattern)?;
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let path = start(args.path.as_ref())?;
+    allowed(session, &place, "glob", &path, call).await?;
+    let request = Request {
+        workspace: ".".into(),
+        path: inside(&place, &path)?.to_string(),
+        no_ignore: args.no_ignore,
+        hidden: args.hidden,
+        limit: args.limit.unwrap_or(FILES).clamp(1, MOST_FILES),
+        what: What::Names { glob: args.pattern },
+    };
+    let answers = finder::ask(session, &place, &request, call).await?;
+    let files: Vec<_> = answers.iter().filter_map(file).collect();
+    let (more, problems) = end(&answers);
+    let mut text: String = files.iter().map(|path| format!("{}\n", shown(path))).collect();
+    finish(&mut text, more, problems, "no file fits");
+    let data = serde_json::json!({
+        "path": path, "files": files, "truncated": more, "problems": problems,
+    });
+    ToolAnswer::told(&data, text)
+}
+
+pub(crate) async fn grep(
+    session: &Session,
+    args: Grep,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    bounded("pattern", &args.pattern)?;
+    bounded("glob", args.glob.as_deref().unwrap_or_default())?;
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let path = start(args.path.as_ref())?;
+    allowed(session, &place, "grep", &path, call).await?;
+    let request = Request {
+        workspace: ".".into(),
+        path: inside(&place, &path)?.to_string(),
+        no_ignore: args.no_ignore,
+        hidden: args.hidden,
+        limit: args.limit.unwrap_or(HITS).clamp(1, MOST_HITS),
+        what: What::Lines {
+            pattern: args.pattern,
+            glob: args.glob,
+            ignore_case: args.ignore_case,
+            fixed: args.fixed,
+            context: args.context.min(MOST_CONTEXT),
+            files_only: args.files_only,
+        },
+    };
+    let answers = finder::ask(session, &place, &request, call).await?;
+    told(&path, &answers, args.files_only)
+}
+
+fn told(path: &SandboxPath, answers: &[Answer], files_only: bool) -> Result<ToolAnswer, ToolError> {
+    let (more, problems) = end(answers);
+    let mut text: String = answers.iter().map(shown_line).collect();
+    finish(&mut text, more, problems, "nothing fits");
+    let mut data = serde_json::json!({
+        "path": path, "truncated": more, "problems": problems,
+    });
+    if files_only {
+        data["files"] = answers.iter().filter_map(file).collect();
+    } else {
+        data["matches"] = answers.iter().filter_map(line).collect();
+    }
+    ToolAnswer::told(&data, text)
+}
+
+fn file(answer: &Answer) -> Option<&str> {
+    match answer {
+        Answer::File(path) => Some(path),
+        Answer::Line { .. } | Answer::End { .. } | Answer::Failed { .. } => None,
+    }
+}
+
+fn line(answer: &Answer) -> Option<serde_json::Value> {
+    match answer {
+        Answer::Line { path, number, text, hit } => Some(serde_json::json!({
+            "path": path, "line": number, "text": text, "context": !hit,
+        })),
+        Answer::File(_) | Answer::End { .. } | Answer::Failed { .. } => None,
+    }
+}
+
+fn shown_line(answer: &Answer) -> String {
+    match answer {
+        Answer::File(path) => format!("{}\n", shown(path)),
+        Answer::Line { path, number, text, hit } => {
+            let mark = if *hit { ':' } else { '-' };
+            format!("{}{mark}{number}{mark}{}\n", shown(path), shown(text.trim_end_matches('\r')))
+        }
+        Answer::End { .. } | Answer::Failed { .. } => String::new(),
+    }
+}
+
+/// Whether there is more, and what could not be looked into.
+fn end(answers: &[Answer]) -> (bool, &[String]) {
+    match answers.last() {
+        Some(Answer::End { more, problems }) => (*more, problems),
+        Some(Answer::File(_) | Answer::Line { .. } | Answer::Failed { .. }) | None => (false, &[]),
+    }
+}
+
+fn finish(text: &mut String, more: bool, problems: &[String], nothing: &str) {
+    if text.is_empty() {
+        text.push_str(nothing);
+        text.push('\n');
+    }
+    if more {
+        text.push_str("… there is more\n");
+    }
+    for problem in problems {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "not searched: {}", shown(problem));
+    }
+}
+
+fn bounded(field: &str, text: &str) -> Result<(), ToolError> {
+    if text.len() > LONGEST {
+        return Err(ToolError::field(field, format!("is longer than {LONGEST} bytes")));
+    }
+    if text.contains('\0') {
+        return Err(ToolError::field(field, "holds a zero byte"));
+    }
+    Ok(())
+}
+
+fn start(path: Option<&SandboxPath>) -> Result<SandboxPath, ToolError> {
+    path.map_or_else(|| Ok(".".parse()?), |path| Ok(path.clone()))
+}
+
+async fn allowed(
+    session: &Session,
+    place: &Place,
+    tool: &str,
+    path: &SandboxPath,
+    call: &Call,
+) -> Result<(), ToolError> {
+    session.pass(place, None, place.facts(tool, Programs::NONE, &[path]), call).await
+}
+
+/// The path from the workspace on where it leads there: so it resolves beneath it (C-21).
+fn inside(place: &Place, path: &SandboxPath) -> Result<SandboxPath, ToolError> {
+    if let (true, Workspace::Local(root)) = (place.local, &place.spec.workspace) {
+        return Ok(local::inside(root, path)?);
+    }
+    let rest = path.as_str().strip_prefix(WORKSPACE_ROOT);
+    match rest.map(|rest| (rest.starts_with('/'), rest.trim_start_matches('/'))) {
+        Some((_, "")) => Ok(".".parse()?),
+        Some((true, inner)) => Ok(inner.parse()?),
+        Some((false, _)) | None => Ok(path.clone()),
+    }
+}

@@ -1,0 +1,116 @@
+//! The one entrance for every front end.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use stockade_core::{ErrorCode, JobId};
+use stockade_engine::Engine;
+
+use crate::approval::{self, Facts, Subject};
+use crate::arguments::parse;
+use crate::place::{Place, Places};
+use crate::tool::Tool;
+use crate::{Binding, Call, ToolAnswer, ToolError, ToolInfo, ToolboxOptions};
+use crate::{bash, files, patch, sandboxes, screenshot, search, workspace};
+
+/// The tools, bound to an engine, its sandboxes and the user's rules. One for each session of a front
+/// end: what one session makes, another cannot name.
+pub struct Toolbox {
+    session: Session,
+}
+
+/// What tools share.
+pub(crate) struct Session {
+    pub engine: Arc<Engine>,
+    pub options: ToolboxOptions,
+    pub places: Places,
+}
+
+impl Session {
+    /// Asks the rules, and a person where they say so; returns once the decision is recorded.
+    pub(crate) async fn pass(
+        &self,
+        place: &Place,
+        job: Option<&JobId>,
+        facts: Facts,
+        call: &Call,
+    ) -> Result<(), ToolError> {
+        let subject = Subject {
+            engine: &place.engine,
+            tenant: &place.spec.tenant,
+            sandbox: (!place.local).then_some(&place.id),
+            job,
+            facts,
+        };
+        approval::pass(&self.options.approval, subject, call).await
+    }
+}
+
+impl Toolbox {
+    /// A toolbox that has not built anything yet.
+    pub fn new(engine: Arc<Engine>, options: ToolboxOptions) -> Self {
+        let places = Places::new(Arc::clone(&engine), &options);
+        Self { session: Session { engine, options, places } }
+    }
+
+    /// Every tool, always the same and in the same order.
+    pub fn tools(&self) -> Vec<ToolInfo> {
+        Tool::ALL.iter().map(|tool| tool.info()).collect()
+    }
+
+    /// Calls a tool by its name.
+    ///
+    /// - Unknown tools and fields are refused by name (C-04).
+    /// - What the rules do not allow does not happen, and every decision is recorded first (C-40).
+    /// - If the call is cancelled or this future dropped, what it runs is killed (C-15).
+    pub async fn call(
+        &self,
+        name: &str,
+        arguments: Value,
+        call: &Call,
+    ) -> Result<ToolAnswer, ToolError> {
+        let Some(tool) = Tool::from_name(name) else {
+            let known: Vec<_> = Tool::ALL.iter().map(|tool| tool.name()).collect();
+            let message = format!("there is no tool `{}`", name.escape_debug());
+            return Err(ToolError::new(ErrorCode::NotFound, message)
+                .remedy(format!("call one of: {}", known.join(", "))));
+        };
+        self.dispatch(tool, arguments, call).await
+    }
+
+    async fn dispatch(
+        &self,
+        tool: Tool,
+        given: Value,
+        call: &Call,
+    ) -> Result<ToolAnswer, ToolError> {
+        let session = &self.session;
+        match tool {
+            Tool::Bash => bash::bash(session, parse(given)?, call).await,
+            Tool::ReadFile => files::read(session, parse(given)?, call).await,
+            Tool::WriteFile => files::write(session, parse(given)?, call).await,
+            Tool::EditFile => files::edit(session, parse(given)?, call).await,
+            Tool::ApplyPatch => patch::apply_patch(session, parse(given)?, call).await,
+            Tool::Glob => search::glob(session, parse(given)?, call).await,
+            Tool::Grep => search::grep(session, parse(given)?, call).await,
+            Tool::ListDir => files::list(session, parse(given)?, call).await,
+            Tool::Artifacts => files::artifacts(session, parse(given)?, call).await,
+            Tool::Screenshot => screenshot::screenshot(session, parse(given)?, call).await,
+            Tool::SandboxCreate => sandboxes::create(session, parse(given)?, call).await,
+            Tool::SandboxList => sandboxes::list(session, parse(given)?).await,
+            Tool::SandboxDestroy => sandboxes::destroy(session, parse(given)?).await,
+            Tool::WorkspaceDiff => workspace::diff(session, parse(given)?, call).await,
+            Tool::WorkspaceApply => workspace::apply(session, parse(given)?, call).await,
+        }
+    }
+
+    /// What calls that name no sandbox are bound to, once the first of them was made: safe to store.
+    pub async fn binding(&self) -> Option<Binding> {
+        self.session.places.bound().await.map(|place| Binding::of(&place))
+    }
+
+    /// Ends every sandbox and program of this toolbox. Idempotent; later calls are refused.
+    pub async fn close(&self) {
+        self.session.places.close().await;
+    }
+}

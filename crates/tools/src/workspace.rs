@@ -1,0 +1,175 @@
+//! The changes of a copy-on-write workspace: shown, and brought to the user's own files.
+//!
+//! Applying is the one thing a tool does outside the walls, so it is judged like local execution: a
+//! person is asked unless a rule says otherwise.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use stockade_core::{Boundary, ErrorCode, WorkspaceId};
+use stockade_workspaces::{
+    Application, Applied, ApplyOptions, Change, Conflict, Diff, TreePath, printable,
+};
+
+use crate::approval::{Facts, Programs};
+use crate::arguments::{WorkspaceApply, WorkspaceDiff};
+use crate::files::unless_cancelled;
+use crate::place::Place;
+use crate::toolbox::Session;
+use crate::views::View;
+use crate::{Call, ToolAnswer, ToolError};
+
+/// How many changes one answer lists, and how much of a patch.
+const MOST_LISTED: usize = 1000;
+const MOST_PATCH: usize = 256 << 10;
+
+/// What was changed.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Changes {
+    workspace: WorkspaceId,
+    total: usize,
+    /// How many would be held back.
+    held: usize,
+    changes: Vec<Change>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    truncated: bool,
+}
+
+pub(crate) async fn diff(
+    session: &Session,
+    args: WorkspaceDiff,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let view = view(&place)?;
+    let facts = place.facts("workspace_diff", Programs::NONE, &[]);
+    session.pass(&place, None, facts, call).await?;
+    let look = async {
+        let diff = view.diff().await?;
+        let patch = if args.patch { Some(view.patch().await?) } else { None };
+        Ok((diff, patch))
+    };
+    let (diff, patch) = unless_cancelled(call, look).await?;
+    shown(&view.id, diff, patch)
+}
+
+fn shown(id: &WorkspaceId, diff: Diff, patch: Option<String>) -> Result<ToolAnswer, ToolError> {
+    let (total, held) = (diff.changes.len(), diff.held().count());
+    let whole = patch.as_ref().map_or(0, String::len);
+    let patch = patch.map(|mut patch| {
+        patch.truncate(patch.floor_char_boundary(MOST_PATCH));
+        patch
+    });
+    let truncated = total > MOST_LISTED || whole > MOST_PATCH;
+    let mut listed = diff;
+    listed.changes.truncate(MOST_LISTED);
+    let mut text = match total {
+        0 => "nothing was changed\n".to_owned(),
+        _ => listed.to_string(),
+    };
+    if total > MOST_LISTED {
+        text.push_str(&format!("… and {} more\n", total - MOST_LISTED));
+    }
+    text.push_str(&patch.as_deref().map(printable).unwrap_or_default());
+    if whole > MOST_PATCH {
+        text.push_str("… the rest is left out: read the files\n");
+    }
+    let changes = listed.changes;
+    let data = Changes { workspace: id.clone(), total, held, changes, patch, truncated };
+    ToolAnswer::told(&data, text)
+}
+
+pub(crate) async fn apply(
+    session: &Session,
+    args: WorkspaceApply,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
+    let place = session.places.find(args.sandbox_id.as_ref()).await?;
+    let view = view(&place)?;
+    refuse_while_running(&place)?;
+    let include: Vec<_> = args.include.iter().map(|path| named(path)).collect::<Result<_, _>>()?;
+    let diff = view.diff().await?;
+    session.pass(&place, None, facts(&place, &diff, &include), call).await?;
+    // Not stopped half-way: it would only have to be undone.
+    match view.apply(ApplyOptions { include, to: None }).await? {
+        Application::Applied(applied) => {
+            // What it began with is not what is there now: whoever goes on begins anew.
+            session.places.destroy(&place.id).await?;
+            told(view, &place, &applied)
+        }
+        Application::Conflict { conflicts } => Err(conflict(&conflicts)),
+    }
+}
+
+fn view(place: &Arc<Place>) -> Result<&View, ToolError> {
+    place.view.as_ref().ok_or_else(|| {
+        let message = "this workspace keeps no changes apart: they are in the user's files already";
+        ToolError::new(ErrorCode::Unsupported, message)
+            .remedy("have the server started with --overlay")
+    })
+}
+
+/// Files that are being written to would be applied half-written.
+fn refuse_while_running(place: &Place) -> Result<(), ToolError> {
+    let jobs = place.jobs.all();
+    let running = jobs.iter().find(|job| job.state().outcome.is_none());
+    running.map_or(Ok(()), |job| {
+        let message = format!("job `{}` still runs and may be writing", job.watcher.job());
+        Err(ToolError::new(ErrorCode::Denied, message)
+            .remedy("wait for its end, or end it with `bash` and the action `stop`"))
+    })
+}
+
+fn named(path: &str) -> Result<TreePath, ToolError> {
+    let from_the_root = path.strip_prefix("/workspace/").unwrap_or(path);
+    TreePath::from_bytes(from_the_root.as_bytes())
+        .map_err(|error| ToolError::field("include", error))
+}
+
+/// Without walls, and with every path that would change; what was named although it is held back first.
+fn facts(place: &Place, diff: &Diff, include: &[TreePath]) -> Facts {
+    let free = diff.changes.iter().filter(|change| change.held.is_none());
+    let paths = include.iter().chain(free.map(|change| &change.path));
+    let paths = paths.take(MOST_LISTED).map(ToString::to_string).collect();
+    let facts = place.facts("workspace_apply", Programs::NONE, &[]);
+    Facts { paths, backend: None, boundary: Boundary::None, ..facts }
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Done<'a> {
+    workspace: &'a WorkspaceId,
+    #[serde(flatten)]
+    applied: &'a Applied,
+    /// The sandbox that ended with it.
+    ended_sandbox: &'a str,
+}
+
+fn told(view: &View, place: &Place, applied: &Applied) -> Result<ToolAnswer, ToolError> {
+    let mut text = format!(
+        "applied {} changes to the user's files; sandbox {} has ended with everything in it, and the \
+         next call begins anew\n",
+        applied.applied.len(),
+        place.id,
+    );
+    if !applied.held.is_empty() {
+        text.push_str(&format!(
+            "held back, for the user to decide (`stockade workspace apply {} --include PATH`):\n",
+            view.id
+        ));
+        applied.held.iter().for_each(|path| text.push_str(&format!("  {path}\n")));
+    }
+    let data = Done { workspace: &view.id, applied, ended_sandbox: place.id.as_str() };
+    ToolAnswer::told(&data, text)
+}
+
+fn conflict(conflicts: &[Conflict]) -> ToolError {
+    let shown: Vec<_> = conflicts.iter().take(20).map(ToString::to_string).collect();
+    let message = format!("nothing was applied; in conflict: {}", shown.join("; "));
+    ToolError::new(ErrorCode::Denied, message).remedy(
+        "the user changed these meanwhile: put them back here, or have the user apply the rest",
+    )
+}
