@@ -7,14 +7,21 @@ mod floor;
 mod native;
 mod peers;
 mod pump;
+mod search;
 mod table;
+mod views;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 2] = [("native", native::measure), ("pump", pump::measure)];
+const ALL: [Measurement; 4] = [
+    ("native", native::measure),
+    ("pump", pump::measure),
+    ("search", search::measure),
+    ("views", views::measure),
+];
 
 fn main() -> Measured {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

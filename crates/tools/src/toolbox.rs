@@ -10,7 +10,7 @@ use crate::approval::{self, Facts, Subject};
 use crate::arguments::parse;
 use crate::place::{Place, Places};
 use crate::tool::Tool;
-use crate::{Call, ToolAnswer, ToolError, ToolInfo, ToolboxOptions};
+use crate::{Binding, Call, ToolAnswer, ToolError, ToolInfo, ToolboxOptions};
 use crate::{bash, files, patch, sandboxes, screenshot, search, workspace};
 
 /// The tools, bound to an engine, its sandboxes and the user's rules. One for each session of a front
@@ -102,6 +102,11 @@ impl Toolbox {
             Tool::WorkspaceDiff => workspace::diff(session, parse(given)?, call).await,
             Tool::WorkspaceApply => workspace::apply(session, parse(given)?, call).await,
         }
+    }
+
+    /// What calls that name no sandbox are bound to, once the first of them was made: safe to store.
+    pub async fn binding(&self) -> Option<Binding> {
+        self.session.places.bound().await.map(|place| Binding::of(&place))
     }
 
     /// Ends every sandbox and program of this toolbox. Idempotent; later calls are refused.

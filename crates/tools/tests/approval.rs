@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Bench, Where, test};
+use common::{Bench, EVERYWHERE, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;
@@ -15,9 +15,9 @@ fn rules(json: Value) -> impl FnOnce(&mut ToolboxOptions) {
 }
 
 fn decisions(bench: &Bench) -> Vec<(String, bool, bool, String)> {
-    let decided = bench.events().into_iter().filter_map(|event| match event {
-        Event::Decided { tool, allowed, asked, rule, .. } => Some((tool, allowed, asked, rule)),
-        _ => None,
+    let decided = bench.events().into_iter().filter_map(|event| {
+        let Event::Decided { tool, allowed, asked, rule, .. } = event else { return None };
+        Some((tool, allowed, asked, rule))
     });
     decided.collect()
 }
@@ -104,12 +104,65 @@ fn rules_look_at_programs_and_not_at_strings() {
 }
 
 #[test]
+fn no_spelling_of_a_path_gets_past_a_rule_about_it() {
+    test(async {
+        let config = json!({ "rules": [
+            { "verdict": "deny", "match": { "paths": ["private/**"] } },
+            { "verdict": "allow" },
+        ]});
+        for place in EVERYWHERE {
+            let bench = Bench::with(place, rules(config.clone())).await;
+            bench.write("private/x", "hidden");
+            let whole = bench.path("private/x").to_str().unwrap().to_owned();
+            for path in
+                ["private/x", "./private//x", "a/../private/x", "/workspace/private/x", &whole]
+            {
+                bench
+                    .refuses("read_file", json!({ "path": path }), ErrorCode::Denied, "rule 1")
+                    .await;
+                let args = json!({ "paths": ["fine", path] });
+                bench.refuses("artifacts", args, ErrorCode::Denied, "rule 1").await;
+            }
+            let patch =
+                "*** Begin Patch\n*** Update File: fine\n*** Move to: private/y\n*** End Patch";
+            bench
+                .refuses("apply_patch", json!({ "patch": patch }), ErrorCode::Denied, "rule 1")
+                .await;
+            bench.close().await;
+        }
+    });
+}
+
+#[test]
+fn a_binding_is_safe_to_store() {
+    test(async {
+        let bench = Bench::with(Where::Native, |options| {
+            let spec = options.bound.as_mut().unwrap();
+            spec.labels = [("team", "a"), ("API_TOKEN", "sesame"), ("note", "password: sesame")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into();
+            spec.env.insert("SECRET".parse().unwrap(), "sesame".into());
+        })
+        .await;
+        assert_eq!(bench.toolbox.binding().await, None);
+        bench.ok("bash", json!({ "command": "true" })).await;
+        let binding = serde_json::to_value(bench.toolbox.binding().await.unwrap()).unwrap();
+        assert_eq!(
+            (&binding["provider"], &binding["labels"]),
+            (&json!("native"), &json!({ "team": "a" }))
+        );
+        assert!(!binding.to_string().contains("sesame"), "{binding}");
+        bench.close().await;
+    });
+}
+
+#[test]
 fn asking_for_more_than_was_set_out_needs_consent() {
     test(async {
         let bench = Bench::new(Where::Native).await;
         *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "too much".into() });
         bench.ok("sandbox_create", json!({ "network": "loopback" })).await;
-        let more = json!({ "limits": { "memory": "8g" } });
+        let more = json!({ "limits": { "wallTime": "10m" } });
         bench.refuses("sandbox_create", more.clone(), ErrorCode::Denied, "too much").await;
         *bench.whose.answer.lock().unwrap() = Some(Decision::Yes);
         bench.ok("sandbox_create", more).await;

@@ -140,7 +140,10 @@ impl<'a> Jobs<'a> {
                 Some(Job { decided, started, stopped: Some(record) })
             }
             Event::Decided { job: Some(job), .. } => {
-                self.decided.insert(job.clone(), record);
+                // Later ones are about what it is told while it runs.
+                if !self.open.contains_key(job) {
+                    self.decided.insert(job.clone(), record);
+                }
                 None
             }
             Event::Created { .. }

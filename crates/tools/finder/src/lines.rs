@@ -25,6 +25,8 @@ use crate::walk::{self, Problems, inner};
 /// The longest line that is looked at, and the most of one that is told.
 const LONGEST_LINE: usize = 16 << 20;
 const MOST_TOLD: usize = 500;
+/// The most that is told of all of them: escaped, it may be several times as much.
+const MOST_BYTES: usize = 2 << 20;
 
 pub fn find(request: &Request, root: &Root) -> Result<Vec<Answer>, Refused> {
     let search = Search::new(request)?;
@@ -73,11 +75,12 @@ fn is_hit(answer: &Answer) -> bool {
 /// As many hits as were asked for, in order of path and line.
 fn told(mut kept: Results, limit: usize, problems: Problems) -> Vec<Answer> {
     let mut more = std::mem::take(&mut kept.more);
-    let mut hits = 0;
+    let (mut hits, mut bytes) = (0, 0);
     let mut answers = Vec::new();
     for answer in kept.into_results().flatten() {
         hits += usize::from(is_hit(&answer));
-        if hits > limit {
+        bytes += size(&answer);
+        if hits > limit || bytes > MOST_BYTES {
             more = true;
             break;
         }
@@ -85,6 +88,15 @@ fn told(mut kept: Results, limit: usize, problems: Problems) -> Vec<Answer> {
     }
     answers.push(Answer::End { more, problems: problems.told() });
     answers
+}
+
+/// About what it takes to tell.
+fn size(answer: &Answer) -> usize {
+    match answer {
+        Answer::File(path) => path.len(),
+        Answer::Line { path, text, .. } => path.len() + text.len() + 64,
+        Answer::End { .. } | Answer::Failed { .. } => 0,
+    }
 }
 
 struct Search {

@@ -6,7 +6,7 @@ mod exec;
 
 use std::sync::Arc;
 
-use stockade_core::{Command, ErrorCode, JobId, Span, Stdin};
+use stockade_core::{Bytes, Command, ErrorCode, JobId, Span, Stdin};
 
 use crate::approval::Programs;
 use crate::arguments::{Bash, BashAction};
@@ -14,6 +14,8 @@ use crate::place::{Job, Place};
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
+/// How much output is kept where the sandbox's own limit does not say.
+const OUTPUT: Bytes = Bytes::mib(16);
 /// How long a command in the background may run where nobody says.
 const BACKGROUND: Span = Span::secs(24 * 60 * 60);
 
@@ -63,6 +65,10 @@ async fn approved(
     let mut command = Command::program([place.shell().await, "-c", &line]);
     command.env = args.env.clone();
     command.dir = args.working_directory.clone();
+    if place.spec.limits.output.is_none() {
+        // Kept on disk, so there is always a bound.
+        command.output = Some(OUTPUT);
+    }
     command.wall_time = args.timeout_ms.map(|ms| Span::millis(ms.max(1)));
     if args.action == BashAction::Start {
         command.wall_time = command.wall_time.or(Some(BACKGROUND));

@@ -1,5 +1,7 @@
 //! `edit_file`: one exact piece of text for another. Ambiguity is refused, never resolved.
 
+use std::sync::Arc;
+
 use stockade_core::{ErrorCode, FilesExt};
 
 use super::{approved, replace, shown};
@@ -25,7 +27,7 @@ pub(crate) async fn edit(
         .ok_or_else(|| ToolError::new(ErrorCode::NotFound, format!("there is no file `{path}`")))?;
     let old = files.read_all(path, MOST).await?;
     let (new, count) = edited(&old, &args)?;
-    replace::replace(files, path, new.into(), mode).await?;
+    replace::settle(Arc::clone(&place), path.clone(), new.into(), mode).await?;
     let data = serde_json::json!({ "path": path, "replacements": count });
     let times = if count == 1 { String::new() } else { format!(" ({count} places)") };
     ToolAnswer::told(&data, format!("edited {}{times}", shown(path.as_str())))

@@ -8,6 +8,8 @@ mod media;
 mod read;
 pub(crate) mod replace;
 
+use std::sync::Arc;
+
 use stockade_core::{Files, SandboxPath};
 
 pub(crate) use artifacts::artifacts;
@@ -67,8 +69,8 @@ pub(crate) async fn write(
     let files = approved(session, &place, "write_file", &[&args.path], call).await?;
     let old = replace::existing(files, &args.path).await?;
     let bytes = args.content.len();
-    // Not stopped half-way: it is short, and stopping would only leave a temporary file.
-    replace::replace(files, &args.path, args.content.into(), old.unwrap_or(0o644)).await?;
+    let (path, mode) = (args.path.clone(), old.unwrap_or(0o644));
+    replace::settle(Arc::clone(&place), path, args.content.into(), mode).await?;
     let verb = if old.is_some() { "replaced" } else { "made" };
     let data = serde_json::json!({ "path": args.path, "bytes": bytes, "created": old.is_none() });
     ToolAnswer::told(&data, format!("{verb} {} ({bytes} bytes)", shown(args.path.as_str())))

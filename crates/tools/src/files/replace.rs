@@ -1,9 +1,12 @@
 //! Replacing a file in one step: written beside it under another name, then renamed.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use stockade_core::{EntryKind, Error, ErrorCode, Files, FilesExt, SandboxPath};
 
 use crate::ToolError;
+use crate::place::Place;
 
 /// The permissions of the regular file at a path, or nothing where there is none. Anything else is
 /// refused by name.
@@ -39,7 +42,7 @@ pub(crate) async fn replace(
         files.make_dir(&parent).await.map_err(|error| about(path, error))?;
     }
     let temporary = beside(parent, name)?;
-    let placed = place(files, path, &temporary, content, mode).await;
+    let placed = put(files, path, &temporary, content, mode).await;
     if placed.is_err() {
         // What could not be written cannot always be removed either; the first failure counts.
         let _ = files.remove(&temporary).await;
@@ -47,7 +50,20 @@ pub(crate) async fn replace(
     placed.map_err(|error| about(path, error))
 }
 
-async fn place(
+/// The same, to its end even if the caller gives up: stopping would only leave a temporary file.
+pub(crate) async fn settle(
+    place: Arc<Place>,
+    path: SandboxPath,
+    content: Bytes,
+    mode: u32,
+) -> Result<(), ToolError> {
+    let written = tokio::spawn(async move { replace(place.files()?, &path, content, mode).await });
+    written
+        .await
+        .unwrap_or_else(|_| Err(ToolError::new(ErrorCode::System, "writing was interrupted")))
+}
+
+async fn put(
     files: &dyn Files,
     path: &SandboxPath,
     temporary: &SandboxPath,

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stockade_backends::local;
 use stockade_core::{
     BackendName, Boundary, Command, Files, JobId, Outcome, Sandbox, SandboxId, SandboxPath,
     SandboxSpec, StreamId, WORKSPACE_ROOT, Workspace,
@@ -168,6 +169,15 @@ impl Place {
         }
     }
 
+    /// A path as rules see it: one spelling, from the workspace on where it leads there.
+    fn plain(&self, path: &SandboxPath) -> String {
+        let inside = match &self.spec.workspace {
+            Workspace::Local(root) => local::inside(root, path).ok(),
+            Workspace::Ephemeral | Workspace::Overlay(_) => None,
+        };
+        plain_path(inside.as_ref().unwrap_or(path).as_str())
+    }
+
     /// What is known about a call here.
     pub(crate) fn facts(&self, tool: &str, programs: Programs, paths: &[&SandboxPath]) -> Facts {
         let network =
@@ -175,7 +185,7 @@ impl Place {
         Facts {
             tool: tool.to_owned(),
             programs,
-            paths: paths.iter().map(|path| plain_path(path.as_str())).collect(),
+            paths: paths.iter().map(|path| self.plain(path)).collect(),
             network,
             backend: Some(self.backend.clone()),
             boundary: self.boundary,

@@ -131,12 +131,23 @@ impl Places {
             return Err(over);
         }
         self.made().insert(place.id.clone(), Arc::clone(&place));
+        // The session may have ended while it was built.
+        if self.usual.lock().await.closed {
+            self.made().remove(&place.id);
+            place.end().await?;
+            refuse_if(true)?;
+        }
         Ok(place)
+    }
+
+    /// The place of calls that name none, if it was built.
+    pub(crate) async fn bound(&self) -> Option<Arc<Place>> {
+        self.usual.lock().await.place.clone()
     }
 
     /// Every place there is now.
     pub(crate) async fn all(&self) -> Vec<Arc<Place>> {
-        let usual = self.usual.lock().await.place.clone();
+        let usual = self.bound().await;
         usual.into_iter().chain(self.made().values().cloned()).collect()
     }
 

@@ -1,6 +1,7 @@
 //! A toolbox over a real engine and a workspace of its own, in a sandbox or locally.
 #![allow(
     dead_code,
+    clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
     reason = "each test file uses a part; a test fails where a value is missing"
@@ -30,7 +31,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub fn test<F: Future<Output = ()>>(body: F) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(LIMIT, body).await.expect("too slow") });
+    runtime.block_on(async { tokio::time::timeout(LIMIT, body).await.unwrap() });
 }
 
 /// Where the tools run.
