@@ -154,9 +154,14 @@ impl Index {
         self.0.insert(path, copied);
     }
 
-    /// Takes note of a path that is beneath too, without knowing anything of its copy.
+    /// Forgets paths that are not beneath any more.
+    pub(crate) fn forget(&mut self, gone: impl Fn(&TreePath) -> bool) {
+        self.0.retain(|path, _| !gone(path));
+    }
+
+    /// Takes note of a path that is beneath too, but is not what was copied.
     pub(crate) fn know(&mut self, path: &TreePath) {
-        self.0.entry(path.clone()).or_insert(Copied::UNKNOWN);
+        self.0.insert(path.clone(), Copied::UNKNOWN);
     }
 
     pub(crate) fn get(&self, path: &TreePath) -> Option<&Copied> {

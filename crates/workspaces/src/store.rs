@@ -205,8 +205,10 @@ impl Entry {
             Mechanism::Kernel => Ok(Layer::Upper(tree(&self.upper())?)),
             Mechanism::Copy => {
                 let mut index = Index::load(&self.index())?;
-                // What was applied is in the tree beneath too now, and is missed when it goes.
-                self.ledger().settled()?.there().for_each(|path| index.know(path));
+                // What was applied is in the tree beneath too now, or gone from it.
+                let settled = self.ledger().settled()?;
+                index.forget(|path| settled.took(path));
+                settled.there().for_each(|path| index.know(path));
                 Ok(Layer::Copy(tree(&self.copy())?, index))
             }
         }

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Place, inside, ordinary, picture, write};
+use common::{Place, inside, memory, ordinary, picture, write};
 
 const ROUNDS: u64 = 40;
 
@@ -77,7 +77,7 @@ fn done(place: &Place, id: &stockade_core::WorkspaceId, looks: &Path, script: &s
 #[test]
 fn what_was_done_to_a_copy_is_done_to_the_tree() {
     for round in 1..=ROUNDS {
-        let (place, mut numbers) = (Place::new(), Numbers(round * 7919));
+        let (place, mut numbers) = (Place::on(&memory()), Numbers(round * 7919));
         furnish(&place.source(), &mut numbers);
         let workspace = place.copied();
         for _ in 0..2 {
@@ -93,7 +93,7 @@ fn what_was_done_to_a_copy_is_done_to_the_tree() {
 #[test]
 fn what_was_done_through_the_kernels_overlay_is_done_to_the_tree() {
     for round in 1..=ROUNDS {
-        let (place, mut numbers) = (Place::new(), Numbers(round * 104_729));
+        let (place, mut numbers) = (Place::on(&memory()), Numbers(round * 104_729));
         furnish(&place.source(), &mut numbers);
         let workspace = place.overlay();
         for turn in 0..2 {
