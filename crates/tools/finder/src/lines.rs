@@ -1,9 +1,8 @@
 //! Text in files, line by line.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -19,6 +18,7 @@ use stockade_finder::{Answer, Failure, Request, What};
 use crate::Refused;
 use crate::kept::Kept;
 use crate::names::glob;
+use crate::reading::{Reader, open};
 use crate::root::{Root, Start};
 use crate::walk::{self, Problems, inner};
 
@@ -33,16 +33,16 @@ pub fn find(request: &Request, root: &Root) -> Result<Vec<Answer>, Refused> {
     let (kept, problems) = (Mutex::new(Kept::new(request.limit)), Problems::default());
     match &root.start {
         Start::File(file) => {
-            let mut searcher = search.searcher();
-            let found = search.file(&mut searcher, file, request.path.clone());
+            let size = file.metadata().map_or(u64::MAX, |found| found.len());
+            let found = search.file(&mut search.reader(), file, size, &|| request.path.clone());
             add(&kept, request.path.as_bytes().to_vec(), found, &problems);
         }
         Start::Directory(start) => walk::over(request, root, start)?.run(|| {
-            let mut searcher = search.searcher();
+            let mut reader = search.reader();
             let (search, kept, problems) = (&search, &kept, &problems);
             Box::new(move |entry| {
                 match entry {
-                    Ok(entry) => search.entry(&mut searcher, &entry, kept, problems),
+                    Ok(entry) => search.entry(&mut reader, &entry, kept, problems),
                     Err(error) => problems.add(error.to_string()),
                 }
                 WalkState::Continue
@@ -127,8 +127,8 @@ impl Search {
         Ok(Self { matcher, glob: only, context, files_only: *files_only, limit })
     }
 
-    fn searcher(&self) -> Searcher {
-        SearcherBuilder::new()
+    fn reader(&self) -> Reader {
+        let searcher = SearcherBuilder::new()
             .binary_detection(BinaryDetection::quit(0))
             // A file that shrinks while it is mapped kills who reads it.
             .memory_map(MmapChoice::never())
@@ -136,12 +136,13 @@ impl Search {
             .line_number(!self.files_only)
             .before_context(self.context)
             .after_context(self.context)
-            .build()
+            .build();
+        Reader::new(searcher)
     }
 
     fn entry(
         &self,
-        searcher: &mut Searcher,
+        reader: &mut Reader,
         entry: &DirEntry,
         kept: &Mutex<Results>,
         problems: &Problems,
@@ -153,22 +154,22 @@ impl Search {
         let bytes = path.as_os_str().as_bytes();
         if !kept.lock().unwrap_or_else(PoisonError::into_inner).wants(bytes) {
             // Whatever it holds comes after enough others; that there is more is not known.
-            return self.note_more(searcher, entry, kept);
+            return self.note_more(reader, entry, kept);
         }
         let found = open(entry.path()).and_then(|file| match file {
-            Some(file) => self.file(searcher, &file, walk::name(path)),
+            Some((file, size)) => self.file(reader, &file, size, &|| walk::name(path)),
             None => Ok(Vec::new()),
         });
         add(kept, bytes.to_vec(), found, problems);
     }
 
     /// Looks for one hit beyond the limit, unless it is known that there is one.
-    fn note_more(&self, searcher: &mut Searcher, entry: &DirEntry, kept: &Mutex<Results>) {
+    fn note_more(&self, reader: &mut Reader, entry: &DirEntry, kept: &Mutex<Results>) {
         if kept.lock().unwrap_or_else(PoisonError::into_inner).more {
             return;
         }
-        let Ok(Some(file)) = open(entry.path()) else { return };
-        let found = self.file(searcher, &file, String::new()).unwrap_or_default();
+        let Ok(Some((file, size))) = open(entry.path()) else { return };
+        let found = self.file(reader, &file, size, &String::new).unwrap_or_default();
         if !found.is_empty() {
             kept.lock().unwrap_or_else(PoisonError::into_inner).more = true;
         }
@@ -182,25 +183,22 @@ impl Search {
         }
     }
 
-    fn file(&self, searcher: &mut Searcher, file: &File, path: String) -> io::Result<Vec<Answer>> {
-        let mut sink = Lines { search: self, path, found: Vec::new(), hits: 0, binary: false };
-        searcher.search_file(&self.matcher, file, &mut sink)?;
-        Ok(if sink.binary { Vec::new() } else { sink.found })
+    fn file(
+        &self,
+        reader: &mut Reader,
+        file: &File,
+        size: u64,
+        name: &dyn Fn() -> String,
+    ) -> io::Result<Vec<Answer>> {
+        let mut sink = Lines { search: self, name, found: Vec::new(), hits: 0, binary: false };
+        let binary = reader.search(&self.matcher, file, size, &mut sink)?;
+        Ok(if binary || sink.binary { Vec::new() } else { sink.found })
     }
-}
-
-/// Opens a regular file and nothing else, without waiting and without following a link.
-fn open(path: &Path) -> io::Result<Option<File>> {
-    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW;
-    let flags = i32::try_from((flags | rustix::fs::OFlags::NOCTTY).bits()).unwrap_or(0);
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    // It may have been swapped since it was listed.
-    Ok(file.metadata()?.is_file().then_some(file))
 }
 
 struct Lines<'a> {
     search: &'a Search,
-    path: String,
+    name: &'a dyn Fn() -> String,
     found: Vec<Answer>,
     hits: usize,
     binary: bool,
@@ -213,7 +211,7 @@ impl Lines<'_> {
         let end = text.char_indices().nth(MOST_TOLD).map_or(text.len(), |(at, _)| at);
         let cut = end < text.len() || line.len() > 4 * MOST_TOLD;
         let text = if cut { format!("{} …", &text[..end]) } else { text.into_owned() };
-        let (path, number) = (self.path.clone(), number.unwrap_or(0));
+        let (path, number) = ((self.name)(), number.unwrap_or(0));
         self.found.push(Answer::Line { path, number, text, hit });
     }
 }
@@ -224,7 +222,7 @@ impl Sink for Lines<'_> {
     fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
         self.hits += 1;
         if self.search.files_only {
-            self.found.push(Answer::File(self.path.clone()));
+            self.found.push(Answer::File((self.name)()));
             return Ok(false);
         }
         self.push(found.line_number(), found.bytes(), true);

@@ -8,6 +8,7 @@ mod confine;
 mod kept;
 mod lines;
 mod names;
+mod reading;
 mod root;
 mod walk;
 
