@@ -9,14 +9,19 @@ mod peers;
 mod pump;
 mod search;
 mod table;
+mod views;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 3] =
-    [("native", native::measure), ("pump", pump::measure), ("search", search::measure)];
+const ALL: [Measurement; 4] = [
+    ("native", native::measure),
+    ("pump", pump::measure),
+    ("search", search::measure),
+    ("views", views::measure),
+];
 
 fn main() -> Measured {
     let wanted: Vec<String> = std::env::args().skip(1).collect();

@@ -18,6 +18,8 @@ use crate::table::{Row, print};
 
 const DIRECTORIES: usize = 1000;
 const FILES_EACH: usize = 100;
+/// How many files the tree has.
+pub const FILES: usize = DIRECTORIES * FILES_EACH;
 const ROUNDS: usize = 15;
 
 /// Prints medians of both searches and their peers, taken in turns.
@@ -26,8 +28,7 @@ pub fn measure() -> Measured {
     let dir = tempfile::tempdir()?;
     let tree = dir.path().join("tree");
     plant(&tree)?;
-    let files = DIRECTORIES * FILES_EACH;
-    println!("search: {files} files, the tools in a live native sandbox, rg on the host");
+    println!("search: {FILES} files, the tools in a live native sandbox, rg on the host");
     let toolbox = runtime.block_on(toolbox(dir.path(), &tree))?;
     let measured = runtime.block_on(compare(&toolbox, &tree));
     runtime.block_on(toolbox.close());
@@ -35,7 +36,7 @@ pub fn measure() -> Measured {
 }
 
 /// A tree of source-like text in which one file in a thousand holds what is looked for.
-fn plant(tree: &Path) -> std::io::Result<()> {
+pub fn plant(tree: &Path) -> std::io::Result<()> {
     let line = "let alpha = beta(gamma, delta); // return what was given\n";
     for number in 0..DIRECTORIES {
         let dir = tree.join(format!("d{}/e{}", number % 50, number / 50));

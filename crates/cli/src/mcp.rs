@@ -15,7 +15,7 @@ use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Worksp
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
-use stockade_tools::{LocalOptions, Toolbox, ToolboxOptions};
+use stockade_tools::{LocalOptions, Toolbox, ToolboxOptions, Views};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -79,7 +79,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     let views = views::source(&wanted, &spec, &engine, &settings).await?;
-    let options = ToolboxOptions { views, ..options(spec, &settings, args.local)? };
+    let options = ToolboxOptions { views: views.clone(), ..options(spec, &settings, args.local)? };
     let desk = desk(Arc::clone(&engine), options, door.is_some());
     let serving = serve(Arc::clone(&desk), door, printer);
     let served = match interrupts.unless(serving).await {
@@ -88,6 +88,11 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     };
     desk.close().await;
     engine.close().await?;
+    for id in views.iter().flat_map(Views::left) {
+        printer.note(&format!(
+            "changes are kept apart in workspace {id} (stockade workspace diff|apply|discard {id})"
+        ));
+    }
     served
 }
 

@@ -138,6 +138,21 @@ fn the_spec_of_the_bound_sandbox_is_what_flags_say() {
 }
 
 #[test]
+fn changes_that_nobody_applied_are_named_at_the_end() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &["--overlay"]);
+    assert_eq!(conversation.bash("echo hello > new")["exitCode"], 0);
+    let done = conversation.end();
+    assert!(done.stderr.starts_with("stockade: changes are kept apart in workspace "), "{done:?}");
+    done.is(0, "", &done.stderr);
+    assert!(!place.workspace().join("new").exists());
+    let mut idle = Conversation::begin(&place, &["--overlay"]);
+    assert_eq!(idle.bash("true")["exitCode"], 0);
+    idle.end().is(0, "", "");
+    place.assert_nothing_is_left();
+}
+
+#[test]
 fn nothing_is_built_until_it_is_needed() {
     let place = Place::new();
     let mut conversation = Conversation::begin(&place, &[]);

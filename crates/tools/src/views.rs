@@ -1,7 +1,8 @@
 //! Workspaces whose changes are kept apart, one for each sandbox, taken before its walls stand and given
 //! back after they fell. One that has changes then is kept until somebody applies or discards them.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use stockade_core::{Error, ErrorCode, Result, SandboxSpec, Workspace, WorkspaceId};
 use stockade_workspaces::{
@@ -9,13 +10,12 @@ use stockade_workspaces::{
     Workspaces,
 };
 
-/// Where each sandbox gets its view from.
+/// Where each sandbox gets its view from. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Views {
-    /// Where they are kept.
-    pub workspaces: Workspaces,
-    /// What they are views of.
-    pub source: ViewSource,
+    workspaces: Workspaces,
+    source: ViewSource,
+    taken: Arc<Mutex<BTreeSet<WorkspaceId>>>,
 }
 
 /// What views are of.
@@ -37,19 +37,38 @@ pub(crate) struct View {
 }
 
 impl Views {
+    /// Views that are kept there, of this.
+    pub fn new(workspaces: Workspaces, source: ViewSource) -> Self {
+        Self { workspaces, source, taken: Arc::default() }
+    }
+
+    /// Those that were taken and are still there: in use, or kept for their changes.
+    pub fn left(&self) -> Vec<WorkspaceId> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.iter().filter(|id| self.workspaces.get(id).is_ok()).cloned().collect()
+    }
+
     /// Takes one and puts it into the spec. Nothing for a spec that wants no view.
     pub(crate) async fn take(&self, spec: &mut SandboxSpec) -> Result<Option<View>> {
         match &spec.workspace {
             Workspace::Overlay(_) => {}
             Workspace::Local(_) | Workspace::Ephemeral => return Ok(None),
         }
-        let taken = self.taken().await?;
+        let taken = self.acquired().await?;
+        self.note(&taken.id);
         spec.workspace = taken.spec();
         let hold = Mutex::new(self.workspaces.hold(&taken.id)?);
         Ok(Some(View { workspaces: self.workspaces.clone(), id: taken.id, hold }))
     }
 
-    async fn taken(&self) -> Result<Taken> {
+    /// Those that went again, having no changes, are forgotten.
+    fn note(&self, id: &WorkspaceId) {
+        let left = self.left();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        *taken = left.into_iter().chain([id.clone()]).collect();
+    }
+
+    async fn acquired(&self) -> Result<Taken> {
         match &self.source {
             ViewSource::Fresh(request) => self.workspaces.acquire(request.clone()).await,
             ViewSource::Kept(id) => {

@@ -18,6 +18,9 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
+    /// An instant before all others.
+    pub(crate) const NEVER: Self = Self { sec: i64::MIN, nsec: 0 };
+
     fn read(clock: ClockId) -> Self {
         let now = clock_gettime(clock);
         Self { sec: now.tv_sec, nsec: now.tv_nsec }

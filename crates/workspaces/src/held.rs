@@ -9,7 +9,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::path::TreePath;
-use crate::table::{Match, RULES, within_git};
+use crate::table::{GIT, Match, RULES, Rule, within_git};
 use crate::tree::Tree;
 
 /// Why a change is held back.
@@ -81,6 +81,20 @@ fn is_ignorable(c: char) -> bool {
         | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
         | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Why a symbolic link is held back for what its path could hold if it were a directory: the link
+/// could stand for one of another name.
+pub(crate) fn by_what_is_in_it(path: &TreePath) -> Option<&'static str> {
+    if in_git(path) {
+        return Some(GIT);
+    }
+    let name = folded(path.split()?.1);
+    let holds = |rule: &&Rule| match rule.matches {
+        Match::Below(dir, _) => name == dir.as_bytes(),
+        Match::Name(_) | Match::Begins(_) | Match::Ends(_) => false,
+    };
+    RULES.iter().find(holds).map(|rule| rule.reason)
 }
 
 /// Whether a path lies in a repository's own directory.

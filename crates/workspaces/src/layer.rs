@@ -107,6 +107,10 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
+    /// What no entry is the same as.
+    const UNKNOWN: Self =
+        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: Stamp::NEVER };
+
     pub(crate) fn new(stat: &Stat) -> Self {
         Self {
             kind: NodeKind::of(stat),
@@ -148,6 +152,16 @@ struct Line {
 impl Index {
     pub(crate) fn insert(&mut self, path: TreePath, copied: Copied) {
         self.0.insert(path, copied);
+    }
+
+    /// Forgets paths that are not beneath any more.
+    pub(crate) fn forget(&mut self, gone: impl Fn(&TreePath) -> bool) {
+        self.0.retain(|path, _| !gone(path));
+    }
+
+    /// Takes note of a path that is beneath too, but is not what was copied.
+    pub(crate) fn know(&mut self, path: &TreePath) {
+        self.0.insert(path.clone(), Copied::UNKNOWN);
     }
 
     pub(crate) fn get(&self, path: &TreePath) -> Option<&Copied> {

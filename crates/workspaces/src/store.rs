@@ -203,7 +203,14 @@ impl Entry {
     pub(crate) fn layer(&self, manifest: &Manifest) -> Outcome<Layer> {
         match manifest.mechanism {
             Mechanism::Kernel => Ok(Layer::Upper(tree(&self.upper())?)),
-            Mechanism::Copy => Ok(Layer::Copy(tree(&self.copy())?, Index::load(&self.index())?)),
+            Mechanism::Copy => {
+                let mut index = Index::load(&self.index())?;
+                // What was applied is in the tree beneath too now, or gone from it.
+                let settled = self.ledger().settled()?;
+                index.forget(|path| settled.took(path));
+                settled.there().for_each(|path| index.know(path));
+                Ok(Layer::Copy(tree(&self.copy())?, index))
+            }
         }
     }
 

@@ -165,6 +165,10 @@ pub(crate) const RULES: &[Rule] = &[
     name(".asdfrc", TOOLS),
     begins(".proto", TOOLS),
     name("devbox.json", TOOLS),
+    begins("devenv.", TOOLS),
+    name("flake.nix", TOOLS),
+    name("shell.nix", TOOLS),
+    name("default.nix", TOOLS),
     begins("rust-toolchain", TOOLS),
     name(".ssh", HOME),
     name(".gnupg", HOME),
@@ -225,4 +229,60 @@ pub(crate) fn within_git(rest: &[Vec<u8>]) -> Option<&'static str> {
     let elsewhere = first == b"objects" && second == Some(b"info");
     let exclude = first == b"info" && second.is_none_or(|name| name == b"exclude");
     if (data && !elsewhere) || exclude { None } else { Some(GIT) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fmt::Write;
+
+    use super::*;
+
+    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/workspaces.md");
+    const BEGIN: &str = "<!-- held: begin -->\n";
+    const END: &str = "<!-- held: end -->";
+
+    fn shown(rule: &Match) -> String {
+        match rule {
+            Match::Name(name) => format!("`{name}`"),
+            Match::Begins(start) => format!("`{start}*`"),
+            Match::Ends(end) => format!("`*{end}`"),
+            Match::Below(dir, child) => format!("`{dir}/{child}`"),
+        }
+    }
+
+    fn table() -> String {
+        let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for rule in RULES {
+            reasons.entry(rule.reason).or_default().push(shown(&rule.matches));
+        }
+        let mut text = "| why | names |\n| --- | --- |\n".to_owned();
+        for (reason, names) in reasons {
+            writeln!(text, "| {reason} | {} |", names.join(" ")).unwrap();
+        }
+        text
+    }
+
+    #[test]
+    fn the_page_lists_every_rule() {
+        let page = std::fs::read_to_string(PAGE).unwrap();
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (_, after) = rest.split_once(END).unwrap();
+        let meant = format!("{before}{BEGIN}{}{END}{after}", table());
+        if std::env::var_os("STOCKADE_WRITE_DOCS").is_some() {
+            std::fs::write(PAGE, &meant).unwrap();
+        }
+        let help = "write it anew: STOCKADE_WRITE_DOCS=1 cargo nextest run -p stockade-workspaces";
+        assert_eq!(std::fs::read_to_string(PAGE).unwrap(), meant, "{help}");
+    }
+
+    #[test]
+    fn rules_are_lower_case_and_none_is_there_twice() {
+        let mut all: Vec<_> = RULES.iter().map(|rule| shown(&rule.matches)).collect();
+        assert!(all.iter().all(|name| !name.contains(char::is_uppercase)));
+        all.sort();
+        let count = all.len();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
 }

@@ -8,28 +8,9 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Place, mode, ordinary, picture, write};
-use stockade_workspaces::Workspace;
-
-/// Runs a shell line in the view that a sandbox would have.
-fn inside(place: &Place, workspace: &Workspace, line: &str) {
-    let home = place.home(&workspace.id);
-    let view = place.dir.path().join("view");
-    fs::create_dir_all(&view).unwrap();
-    let script = format!(
-        "mount -t overlay overlay -o userxattr,lowerdir={lower},upperdir={upper},workdir={work} {view} \\
-         && cd {view} && {{ {line}; }}",
-        lower = workspace.root.display(),
-        upper = home.join("upper").display(),
-        work = home.join("work").display(),
-        view = view.display(),
-    );
-    let run = Command::new("unshare").args(["-rm", "sh", "-ec", &script]).output().unwrap();
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-}
+use common::{Place, inside, mode, ordinary, picture, write};
 
 fn furnish(source: &Path) {
     write(source.join("a"), "a\n");

@@ -13,8 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, mode, opaque, open, ordinary, picture, whiteout, write};
-use rustix::fs::XattrFlags;
+use common::{Place, memory, mode, opaque, open, ordinary, picture, whiteout, write};
 use stockade_core::WorkspaceId;
 use stockade_workspaces::{Application, ApplyOptions};
 
@@ -54,16 +53,6 @@ fn change(upper: &Path) {
     fs::create_dir(upper.join("mode")).unwrap();
     mode(upper.join("mode"), 0o700);
     symlink("added0/deep/er", upper.join("link")).unwrap();
-}
-
-/// Where files live in memory, if there is such a place; a kill takes no notice of disks.
-fn memory() -> PathBuf {
-    let memory = PathBuf::from("/dev/shm");
-    let probe = tempfile::tempdir_in(&memory);
-    let fits = probe.is_ok_and(|dir| {
-        rustix::fs::setxattr(dir.path(), "user.overlay.x", b"y", XattrFlags::empty()).is_ok()
-    });
-    if fits { memory } else { std::env::temp_dir() }
 }
 
 /// A place with a workspace that is ready to be applied.

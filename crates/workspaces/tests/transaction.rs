@@ -331,7 +331,7 @@ fn a_fork_of_what_was_applied_knows_what_was() {
 }
 
 #[test]
-fn a_link_in_a_repository_is_held_back() {
+fn a_link_in_the_place_of_what_is_held_back_is_held_back() {
     let place = Place::new();
     write(place.source().join(".git/objects/x"), "x");
     let workspace = place.overlay();
@@ -339,7 +339,10 @@ fn a_link_in_a_repository_is_held_back() {
     fs::create_dir_all(upper.join(".git")).unwrap();
     symlink("../payload", upper.join(".git/objects")).unwrap();
     symlink("objects", upper.join(".git/index")).unwrap();
-    assert_eq!(place.lines(&workspace.id), ["A .git/index held", "T .git/objects held"]);
+    symlink("payload", upper.join(".cargo")).unwrap();
+    symlink("payload", upper.join("other")).unwrap();
+    let lines = ["A .cargo held", "A .git/index held", "T .git/objects held", "A other"];
+    assert_eq!(place.lines(&workspace.id), lines);
 }
 
 /// Writes down an apply that was cut off after it had swapped `a`, as another process would have.

@@ -1,6 +1,7 @@
 //! What this host lets the native backend enforce: measured by building a sandbox and reading every
 //! wall back, which is what the launcher does each time.
 
+use rustix::process::{Signal, pidfd_send_signal};
 use stockade_core::{
     Backend, Boundary, Capabilities, Error, Feature, LimitKind, RootMode, SandboxSpec, Support,
 };
@@ -84,11 +85,11 @@ async fn overlay(native: &Native) -> Result<(), Error> {
     let id = linux::trial_id();
     let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
     let plan = LaunchPlan { workspace: Workspace::Trial, ..plan::plan(&id, &admitted, false)? };
-    let (ours, theirs) = native.site.pipe()?;
-    let launched = native.raise(&plan, theirs.into()).await;
-    // Its end ends the agent.
-    drop(ours);
-    running::ended(&launched?.pidfd).await.map_err(|error| linux::no_pipe(NAME, error))
+    let (_ours, theirs) = native.site.pipe()?;
+    let launched = native.raise(&plan, theirs.into()).await?;
+    // It may have ended already.
+    let _ = pidfd_send_signal(&launched.pidfd, Signal::KILL);
+    running::ended(&launched.pidfd).await.map_err(|error| linux::no_pipe(NAME, error))
 }
 
 /// The walls stand: what else is there depends on the control groups.

@@ -140,7 +140,7 @@ pub async fn source(
         }
         (_, None) => return Ok(None),
     };
-    Ok(Some(Views { workspaces, source }))
+    Ok(Some(Views::new(workspaces, source)))
 }
 
 /// By the kernel where somebody can build walls around it, else by a copy, which everybody can take.

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyio
@@ -432,17 +431,15 @@ async def idle(server):
     def leases():
         return [one.name for one in (state / "leases").iterdir() if one.name != "lock"]
 
-    with server.listening("--idle", "1s") as (url, token):
+    with server.listening("--idle", "3s") as (url, token):
         async with server.connected(url, token) as client:
             await bash(client, "true")
             assert leases()
-            began = time.monotonic()
 
             async def cleared():
                 return not leases()
 
             await eventually(cleared)
-            assert time.monotonic() - began >= 0.5
 
 
 SCENARIOS = [

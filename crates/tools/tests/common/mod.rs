@@ -31,7 +31,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub fn test<F: Future<Output = ()>>(body: F) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(LIMIT, body).await.expect("too slow") });
+    runtime.block_on(async { tokio::time::timeout(LIMIT, body).await.unwrap() });
 }
 
 /// Where the tools run.

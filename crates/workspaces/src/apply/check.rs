@@ -124,7 +124,7 @@ fn changed_beneath(
 /// an overlay it is only known that the file came from beneath, from there or from elsewhere.
 fn went(trees: &Trees<'_>, path: &TreePath, start: Stamp, look: Look) -> Outcome<bool> {
     let moved = match (trees.layer, look) {
-        (Layer::Copy(..), _) => return Ok(!trees.settled.removed(path)),
+        (Layer::Copy(..), _) => return Ok(true),
         // The stage itself is a new entry of the root.
         (Layer::Upper(_), Look::Again) => return Ok(false),
         (Layer::Upper(_), Look::First { moved }) => moved,

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::held::{self, HeldReason};
 use crate::path::TreePath;
-use crate::table::GIT;
 use crate::tree::NodeKind;
 
 pub(crate) use patch::patch;
@@ -107,17 +106,17 @@ impl Change {
 }
 
 fn judge(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
-    let kind = new.map(|node| node.kind);
-    let set_id = new.is_some_and(|node| node.kind == NodeKind::File && node.mode & 0o6000 != 0);
-    match held::by_name(path) {
-        _ if kind == Some(NodeKind::Special) => Some(HeldReason::Special),
-        Some(why) => Some(HeldReason::RunsCode(why)),
-        // Git makes no links there: they could stand for any of the files that are held back.
-        None if kind == Some(NodeKind::Symlink) && held::in_git(path) => {
-            Some(HeldReason::RunsCode(GIT))
+    let named = held::by_name(path).map(HeldReason::RunsCode);
+    match new.map(|node| node.kind) {
+        Some(NodeKind::Special) => Some(HeldReason::Special),
+        Some(NodeKind::Symlink) => {
+            named.or_else(|| held::by_what_is_in_it(path).map(HeldReason::RunsCode))
         }
-        None if set_id => Some(HeldReason::SetId),
-        None => None,
+        Some(NodeKind::File) => {
+            let set_id = new.is_some_and(|node| node.mode & 0o6000 != 0);
+            named.or(set_id.then_some(HeldReason::SetId))
+        }
+        Some(NodeKind::Directory) | None => named,
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use stockade_core::WorkspaceId;
@@ -144,6 +145,33 @@ pub fn copied_up(path: impl AsRef<Path>) {
 
 pub fn fifo(path: impl AsRef<Path>) {
     rustix::fs::mknodat(CWD, path.as_ref(), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+/// Where files live in memory, if there is such a place; a kill takes no notice of disks.
+pub fn memory() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    let probe = tempfile::tempdir_in(&memory);
+    let fits = probe.is_ok_and(|dir| {
+        rustix::fs::setxattr(dir.path(), "user.overlay.x", b"y", XattrFlags::empty()).is_ok()
+    });
+    if fits { memory } else { std::env::temp_dir() }
+}
+
+/// Runs a shell line in the view that a sandbox would have.
+pub fn inside(place: &Place, workspace: &Workspace, line: &str) {
+    let home = place.home(&workspace.id);
+    let view = place.dir.path().join("view");
+    fs::create_dir_all(&view).unwrap();
+    let script = format!(
+        "mount -t overlay overlay -o userxattr,lowerdir={lower},upperdir={upper},workdir={work} {view} \\
+         && cd {view} && {{ {line}; }}",
+        lower = workspace.root.display(),
+        upper = home.join("upper").display(),
+        work = home.join("work").display(),
+        view = view.display(),
+    );
+    let run = Command::new("unshare").args(["-rm", "sh", "-ec", &script]).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
 /// Everything in a tree: names, kinds, modes, contents and where links lead.
