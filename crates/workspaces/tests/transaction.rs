@@ -1,4 +1,4 @@
-//! Acquire, diff, apply, discard, fork, release.
+//! What `diff` tells and what `apply` does, holds back and refuses.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
@@ -8,94 +8,12 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
-use common::{
-    Place, conflicts, copied_up, done, fifo, mode, opaque, open, ordinary, picture, wait, whiteout,
-    write,
-};
-use stockade_core::{Bytes, ErrorCode, TenantName, WorkspaceId};
-use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
+use common::furniture::{change_copy, change_upper, expected, furnish};
+use common::{Place, conflicts, copied_up, done, fifo, mode, ordinary, picture, whiteout, write};
+use stockade_core::{ErrorCode, WorkspaceId};
 use stockade_workspaces::{
-    ApplyOptions, ChangeKind, ConflictReason, HeldReason, Hint, Kind, Mechanism, Request, TreePath,
-    WorkspaceProvider,
+    ApplyOptions, ChangeKind, ConflictReason, HeldReason, Hint, Mechanism, TreePath,
 };
-
-/// A tree with something of everything.
-fn furnish(source: &Path) {
-    write(source.join("a"), "a\n");
-    write(source.join("b"), "b\n");
-    write(source.join("dir/c"), "c\n");
-    write(source.join("dir/d"), "d\n");
-    write(source.join("gone/x/y"), "y\n");
-    write(source.join("again/x"), "x\n");
-    write(source.join("again/z"), "z\n");
-    write(source.join("script"), "#!/bin/sh\n");
-    mode(source.join("script"), 0o644);
-    symlink("a", source.join("link")).unwrap();
-    write(source.join("file-to-dir"), "f\n");
-    write(source.join("dir-to-file/inner"), "i\n");
-}
-
-/// Changes it the way the overlay would have it.
-fn change_upper(upper: &Path) {
-    write(upper.join("a"), "a changed\n");
-    write(upper.join("new"), "new\n");
-    write(upper.join("dir/c"), "c\n");
-    whiteout(upper.join("dir/d"));
-    whiteout(upper.join("gone"));
-    opaque(upper.join("again"));
-    write(upper.join("again/x"), "x\n");
-    write(upper.join("again/w"), "w\n");
-    write(upper.join("script"), "#!/bin/sh\n");
-    mode(upper.join("script"), 0o755);
-    symlink("b", upper.join("link")).unwrap();
-    write(upper.join("file-to-dir/in"), "in\n");
-    write(upper.join("dir-to-file"), "now a file\n");
-    write(upper.join("binary"), b"\0\x01\x02");
-    write(upper.join("deep/er/est"), "deep\n");
-}
-
-/// The same changes, made in place.
-fn change_copy(copy: &Path) {
-    write(copy.join("a"), "a changed\n");
-    write(copy.join("new"), "new\n");
-    fs::remove_file(copy.join("dir/d")).unwrap();
-    fs::remove_dir_all(copy.join("gone")).unwrap();
-    fs::remove_dir_all(copy.join("again")).unwrap();
-    write(copy.join("again/x"), "x\n");
-    write(copy.join("again/w"), "w\n");
-    mode(copy.join("script"), 0o755);
-    fs::remove_file(copy.join("link")).unwrap();
-    symlink("b", copy.join("link")).unwrap();
-    fs::remove_file(copy.join("file-to-dir")).unwrap();
-    write(copy.join("file-to-dir/in"), "in\n");
-    fs::remove_dir_all(copy.join("dir-to-file")).unwrap();
-    write(copy.join("dir-to-file"), "now a file\n");
-    write(copy.join("binary"), b"\0\x01\x02");
-    write(copy.join("deep/er/est"), "deep\n");
-}
-
-const CHANGES: [&str; 16] = [
-    "M a",
-    "A again/w",
-    "D again/z",
-    "A binary",
-    "A deep",
-    "A deep/er",
-    "A deep/er/est",
-    "D dir/d",
-    "T dir-to-file",
-    "T file-to-dir",
-    "A file-to-dir/in",
-    "D gone",
-    "M link",
-    "A new",
-    "P script",
-    "",
-];
-
-fn expected() -> &'static [&'static str] {
-    &CHANGES[..15]
-}
 
 fn check_after(source: &Path) {
     let text = |path: &str| fs::read_to_string(source.join(path)).unwrap();
@@ -317,20 +235,6 @@ fn work_that_goes_on_after_an_apply_can_be_applied_again() {
 }
 
 #[test]
-fn a_fork_of_what_was_applied_knows_what_was() {
-    let place = Place::new();
-    furnish(&place.source());
-    let workspace = place.overlay();
-    write(place.upper(&workspace.id).join("a"), "one\n");
-    place.applied(&workspace.id);
-    let fork = place.workspaces.fork(&workspace.id).unwrap();
-    write(place.upper(&fork.id).join("a"), "two\n");
-    assert_eq!(place.applied(&fork.id).applied.len(), 1);
-    write(place.upper(&workspace.id).join("a"), "three\n");
-    assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1, "the fork is somebody else");
-}
-
-#[test]
 fn a_link_in_the_place_of_what_is_held_back_is_held_back() {
     let place = Place::new();
     write(place.source().join(".git/objects/x"), "x");
@@ -470,178 +374,6 @@ fn a_directory_closed_by_its_new_mode_is_still_filled_first() {
 #[test]
 fn a_directory_closed_by_an_ordinary_user_is_filled_first_too() {
     ordinary::repeat("a_directory_closed_by_its_new_mode_is_still_filled_first");
-}
-
-#[test]
-fn the_same_directory_is_the_same_workspace_and_outlives_it() {
-    let place = Place::new();
-    write(place.source().join("a"), "a");
-    let hint = || Hint::Local(place.source());
-    let (one, two) =
-        (place.acquire(hint(), Mechanism::Kernel), place.acquire(hint(), Mechanism::Kernel));
-    assert_eq!(one.id, two.id);
-    let link = place.dir.path().join("link");
-    symlink(place.source(), &link).unwrap();
-    assert_eq!(place.acquire(Hint::Local(link), Mechanism::Kernel).id, one.id);
-    assert_eq!(one.spec(), stockade_core::Workspace::Local(place.source().try_into().unwrap()));
-    assert_eq!(place.workspaces.list().unwrap().len(), 1);
-    place.release(&one.id);
-    place.release(&one.id);
-    assert!(place.workspaces.list().unwrap().is_empty());
-    assert!(place.source().join("a").exists());
-}
-
-#[test]
-fn release_keeps_what_has_changes_and_removes_what_has_none() {
-    let place = Place::new();
-    furnish(&place.source());
-    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
-        let idle = place.acquire(Hint::Overlay(place.source()), mechanism);
-        place.release(&idle.id);
-        place.release(&idle.id);
-        assert!(!place.home(&idle.id).exists());
-    }
-    let changed = place.overlay();
-    write(place.upper(&changed.id).join("a"), "other\n");
-    place.release(&changed.id);
-    let listed = place.workspaces.list().unwrap();
-    assert!(listed.len() == 1 && listed[0].released && listed[0].kind == Kind::Overlay);
-    place.applied(&changed.id);
-    assert!(place.workspaces.list().unwrap().is_empty(), "applied, so nothing is left to keep");
-    assert_eq!(place.workspaces.diff(&changed.id).unwrap_err().code(), ErrorCode::NotFound);
-}
-
-#[test]
-fn discard_throws_the_changes_away() {
-    let place = Place::new();
-    furnish(&place.source());
-    let before = picture(&place.source());
-    let workspace = place.overlay();
-    change_upper(&place.upper(&workspace.id));
-    place.workspaces.discard(&workspace.id).unwrap();
-    assert_eq!(place.workspaces.discard(&workspace.id).unwrap_err().code(), ErrorCode::NotFound);
-    assert!(place.workspaces.list().unwrap().is_empty() && picture(&place.source()) == before);
-}
-
-#[test]
-fn a_fork_begins_where_its_original_stands_and_goes_its_own_way() {
-    let place = Place::new();
-    furnish(&place.source());
-    let (kernel, copy) = (place.overlay(), place.copied());
-    change_upper(&place.upper(&kernel.id));
-    change_copy(&copy.root);
-    for id in [kernel.id, copy.id.clone()] {
-        let fork = place.workspaces.fork(&id).unwrap();
-        assert_ne!(fork.id, id);
-        assert_eq!(place.lines(&fork.id), expected());
-        let written = if id == copy.id { fork.root.clone() } else { place.upper(&fork.id) };
-        write(written.join("b"), "only here\n");
-        assert_eq!(place.lines(&fork.id).len(), 16);
-        assert_eq!(place.lines(&id), expected());
-    }
-}
-
-#[test]
-fn an_ordinary_users_fork_does_too() {
-    ordinary::repeat("a_fork_begins_where_its_original_stands_and_goes_its_own_way");
-}
-
-#[test]
-fn an_ephemeral_workspace_is_measured_and_gone_at_release() {
-    let place = Place::new();
-    let scratch = place.acquire(Hint::Ephemeral { most: Bytes::mib(1) }, Mechanism::Kernel);
-    assert_eq!(scratch.spec(), stockade_core::Workspace::Ephemeral);
-    write(scratch.root.join("some"), vec![7; 4096]);
-    assert!(place.workspaces.measure(&scratch.id).unwrap() >= Bytes(4096));
-    write(scratch.root.join("much"), vec![7; 2 << 20]);
-    let error = place.workspaces.measure(&scratch.id).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::TooLarge);
-    place.release(&scratch.id);
-    assert!(!scratch.root.exists());
-}
-
-#[test]
-fn acquire_and_release_are_recorded_once() {
-    let place = Place::new();
-    let tenant: TenantName = "team".parse().unwrap();
-    let request = Request { tenant: tenant.clone(), ..Request::new(Hint::Overlay(place.source())) };
-    let workspace = wait(place.workspaces.acquire(request)).unwrap();
-    place.release(&workspace.id);
-    place.release(&workspace.id);
-    let state = StateDir::open(place.dir.path().join("state")).unwrap();
-    let journal = Journal::open(&state, JournalOptions::default()).unwrap();
-    let events: Vec<_> =
-        journal.records(Filter::default()).unwrap().map(|record| record.unwrap().event).collect();
-    let id = workspace.id;
-    assert_eq!(
-        events,
-        [
-            Event::WorkspaceAcquired {
-                workspace: id.clone(),
-                workspace_kind: "overlay".into(),
-                tenant,
-                root: place.source().display().to_string(),
-            },
-            Event::WorkspaceReleased { workspace: id },
-        ]
-    );
-}
-
-#[test]
-fn a_workspace_that_nobody_waits_for_any_more_is_given_back() {
-    let place = Place::new();
-    furnish(&place.source());
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let request = Request::new(Hint::Overlay(place.source()));
-        let mut acquiring = place.workspaces.acquire(request);
-        let nothing = std::future::poll_fn(|context| {
-            std::task::Poll::Ready(acquiring.as_mut().poll(context).is_pending())
-        });
-        assert!(nothing.await, "it is under way");
-    });
-    drop(runtime);
-    assert!(place.workspaces.list().unwrap().is_empty());
-}
-
-#[test]
-fn a_tree_that_holds_the_state_directory_is_refused() {
-    let place = Place::new();
-    let request = Request::new(Hint::Overlay(place.dir.path().to_owned()));
-    let error = wait(place.workspaces.acquire(request)).unwrap_err();
-    assert!(error.message().contains("state directory"), "{error}");
-}
-
-#[test]
-fn a_workspace_that_was_never_finished_is_cleared_away() {
-    let place = Place::new();
-    let half = place.dir.path().join("state/workspaces/halfmade");
-    fs::create_dir(&half).unwrap();
-    write(half.join("copy/x"), "x");
-    open(&place.dir.path().join("state"));
-    assert!(!half.exists());
-}
-
-#[test]
-fn workspaces_are_acquired_and_released_by_many_at_once() {
-    let place = Place::new();
-    furnish(&place.source());
-    std::thread::scope(|scope| {
-        for number in 0..8 {
-            let place = &place;
-            scope.spawn(move || {
-                let workspaces = open(&place.dir.path().join("state"));
-                let request = Request::new(Hint::Overlay(place.source()));
-                let workspace = wait(workspaces.acquire(request)).unwrap();
-                write(place.upper(&workspace.id).join(format!("n{number}")), "x");
-                let local = wait(workspaces.acquire(Request::new(Hint::Local(place.source()))));
-                wait(workspaces.release(&local.unwrap().id)).unwrap();
-                assert_eq!(place.lines(&workspace.id), [format!("A n{number}")]);
-                workspaces.discard(&workspace.id).unwrap();
-            });
-        }
-    });
-    assert!(place.workspaces.list().unwrap().is_empty());
 }
 
 #[test]

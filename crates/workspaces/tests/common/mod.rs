@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod furniture;
 pub mod ordinary;
 
 use std::collections::BTreeMap;
