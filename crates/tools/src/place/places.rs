@@ -131,12 +131,6 @@ impl Places {
             return Err(over);
         }
         self.made().insert(place.id.clone(), Arc::clone(&place));
-        // The session may have ended while it was built.
-        if self.usual.lock().await.closed {
-            self.made().remove(&place.id);
-            place.end().await?;
-            refuse_if(true)?;
-        }
         Ok(place)
     }
 
