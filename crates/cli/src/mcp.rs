@@ -59,7 +59,7 @@ struct HttpArgs {
     /// Answer to this name too; may be given several times.
     #[arg(long = "allow-host", value_name = "NAME", requires = "http")]
     hosts: Vec<String>,
-    /// Let this web page send requests, such as https://example.org:443. None unless told otherwise.
+    /// Let this web page send requests, such as `https://example.org:443`. None unless told otherwise.
     #[arg(long = "allow-origin", value_name = "ORIGIN", requires = "http")]
     origins: Vec<String>,
     /// End a session, and its sandboxes, after this time without a request. [default: 30m]
