@@ -27,6 +27,8 @@ use crate::registry;
 use crate::views;
 
 const OPERATION: &str = "mcp";
+/// How long taking everything down may take; a second signal ends it at once.
+const GOODBYE: Duration = Duration::from_secs(60);
 /// What a program started locally needs to find its way; nothing else is inherited.
 const LOCAL_ENV: [&str; 6] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR"];
 
@@ -86,14 +88,27 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Ok(served) => served.map(|()| 0),
         Err(signal) => Ok(interrupts::exit_code(signal)),
     };
-    desk.close().await;
-    engine.close().await?;
+    let closing = async {
+        desk.close().await;
+        engine.close().await
+    };
+    // What does not end by itself ends with this process: none of it is detached.
+    match interrupts.unless(tokio::time::timeout(GOODBYE, closing)).await {
+        Ok(closed) => closed.map_err(|_| too_long())??,
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
+    }
     for id in views.iter().flat_map(Views::left) {
         printer.note(&format!(
             "changes are kept apart in workspace {id} (stockade workspace diff|apply|discard {id})"
         ));
     }
     served
+}
+
+fn too_long() -> Error {
+    let message = format!("its sandboxes did not end within {} s", GOODBYE.as_secs());
+    Error::new(ErrorCode::LeftBehind, OPERATION, message)
+        .remedy("`stockade ps` shows what is left, and `stockade kill` ends it")
 }
 
 fn desk(engine: Arc<Engine>, options: ToolboxOptions, sessions_apart: bool) -> Arc<Desk> {
