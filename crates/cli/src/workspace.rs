@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 use stockade_core::{Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace};
+use stockade_workspaces::too_broad;
 
 use crate::args::existing;
 
@@ -75,21 +76,10 @@ fn readable(path: HostPath) -> Result<HostPath> {
 fn refuse_broad(dir: &HostPath) -> Result<()> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let home = home.and_then(|home| home.canonicalize().ok());
-    let Some(what) = broad(dir.as_path(), home.as_deref()) else { return Ok(()) };
-    Err(Error::new(ErrorCode::Invalid, WORKSPACE, format!("`{dir}` is {what}")).remedy(format!(
+    let Some(what) = too_broad(dir.as_path(), home.as_deref()) else { return Ok(()) };
+    Err(Error::new(ErrorCode::Invalid, WORKSPACE, format!("`{dir}` {what}")).remedy(format!(
         "go to a project's directory, use --no-workspace, or name it outright with --workspace {dir}"
     )))
-}
-
-fn broad(dir: &Path, home: Option<&Path>) -> Option<&'static str> {
-    let inside_home = dir.parent() == Some(Path::new("/home"));
-    match dir.to_str() {
-        Some("/") => Some("the whole file system"),
-        Some("/home") => Some("everybody's home"),
-        Some("/root") => Some("a whole home directory"),
-        _ if inside_home || home == Some(dir) => Some("a whole home directory"),
-        _ => None,
-    }
 }
 
 /// Refuses a spec that lets the guest write to the records about itself.
@@ -134,17 +124,6 @@ pub fn real(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_root_and_whole_homes_are_too_broad() {
-        let home = Some(Path::new("/srv/me"));
-        for dir in ["/", "/home", "/root", "/home/x", "/srv/me"] {
-            assert!(broad(Path::new(dir), home).is_some(), "{dir}");
-        }
-        for dir in ["/home/x/project", "/root/project", "/srv", "/srv/me/project", "/tmp"] {
-            assert!(broad(Path::new(dir), home).is_none(), "{dir}");
-        }
-    }
 
     #[test]
     fn a_path_that_is_not_there_yet_is_followed_as_far_as_it_is() {
