@@ -7,7 +7,7 @@ mod common;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{Place, finish, signal, start, wait};
+use common::{Place, command_lines, finish, signal, start, wait};
 use rustix::process::Signal;
 
 /// Runs a line that says `ready`, sends one signal, and answers how it ended.
@@ -105,4 +105,31 @@ fn output_that_cannot_be_written_is_an_error() {
 fn a_command_whose_own_pipe_closes_dies_of_it_as_everywhere() {
     let place = Place::new();
     finish(place.command(&["run", "--shell", "yes | head -n 1; echo done"])).is(0, "y\ndone\n", "");
+}
+
+/// The launcher of a run is a copy of the command, with the same command line.
+fn nobody_has(marker: &str) -> bool {
+    command_lines().iter().all(|line| !line.contains(marker))
+}
+
+#[test]
+fn nothing_is_left_of_runs_that_were_killed_at_any_instant() {
+    let place = Place::new();
+    let marker = place.path("").display().to_string();
+    for round in 0..60 {
+        let line = ["run", "--", "sh", "-c", "sleep 1000; exit", &marker];
+        let mut child = place.command(&line).stdin(Stdio::null()).spawn().unwrap();
+        // From the first instruction to well after the program runs.
+        std::thread::sleep(Duration::from_micros(round * 400));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !nobody_has(&marker) {
+        assert!(Instant::now() < deadline, "a process is left: {:?}", command_lines());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // What is only on disk goes with the next command (C-31).
+    assert_eq!(place.stockade(&["run", "true"]).code, 0);
+    place.assert_nothing_is_left();
 }

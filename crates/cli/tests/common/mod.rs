@@ -136,7 +136,7 @@ pub fn pids_of(id: &str) -> Vec<i32> {
     processes.filter_map(agent).collect()
 }
 
-fn command_lines() -> Vec<String> {
+pub fn command_lines() -> Vec<String> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
     lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).collect()
