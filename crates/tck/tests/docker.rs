@@ -39,7 +39,7 @@ async fn judge(kind: Kind) {
     let measured = subject.backend().probe().await;
     assert_eq!(measured.unavailable, None, "{}", engine.log());
     let only = std::env::var("STOCKADE_TCK_ONLY").map(|text| vec![text]).unwrap_or_default();
-    let report = run(Arc::new(subject), &Options { only, ..Options::default() }).await;
+    let report = run(Arc::new(subject), &Options { only, jobs: 2 }).await;
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) = &case.status {

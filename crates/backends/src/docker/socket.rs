@@ -14,7 +14,7 @@ use super::NAME;
 /// How long the engine may take for an answer that is not about images.
 const PATIENCE: u64 = 60;
 /// How long it may take to say who it is.
-const GREETING: Duration = Duration::from_secs(5);
+const GREETING: Duration = Duration::from_secs(15);
 
 const START: &str = "install `docker.io` or `podman` and start it, and see that you may use its \
                      socket; DOCKER_HOST=unix://… names another one";
