@@ -25,6 +25,7 @@ use stockade_core::{
 };
 use tokio::sync::{OnceCell, OwnedMutexGuard};
 
+use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
 use crate::linux::{self, hold};
 use container::Container;
@@ -82,7 +83,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Inner {
     /// The engine behind the socket. One that could not be reached is tried again the next time.
     async fn engine(&self) -> Result<&Engine> {
-        self.engine.get_or_try_init(|| Engine::connect(&self.options)).await
+        self.engine.get_or_try_init(|| self.connect()).await
+    }
+
+    /// Connects, and removes what was made only to see whether it can be, by engines that are dead:
+    /// no lease tells of it.
+    async fn connect(&self) -> Result<Engine> {
+        let engine = Engine::connect(&self.options).await?;
+        for id in list::sandboxes(&engine.socket).await? {
+            if throwaway::is_forsaken(id.as_str()) {
+                container::remove(&engine.api, &id).await?;
+            }
+        }
+        Ok(engine)
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Running>>> {

@@ -141,13 +141,11 @@ fn elsewhere(host: &str) -> Error {
 
 /// What the engine said, in one line.
 pub(super) fn words(error: &ApiError) -> String {
-    let text = match error {
-        ApiError::DockerResponseServerError { message, .. } => message.clone(),
-        ApiError::DockerStreamError { error } => error.clone(),
-        other => {
-            let source = std::error::Error::source(other);
-            source.map_or(other.to_string(), |source| format!("{other}: {source}"))
-        }
+    let text = if let ApiError::DockerResponseServerError { message, .. } = error {
+        message.clone()
+    } else {
+        let source = std::error::Error::source(error);
+        source.map_or(error.to_string(), |source| format!("{error}: {source}"))
     };
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -42,6 +42,19 @@ impl Engine {
         engine
     }
 
+    /// Starts it again where it was.
+    pub fn restart(&mut self) {
+        let home = self.home.path();
+        let _ = std::fs::remove_file(home.join("pid"));
+        let mut command = match self.kind {
+            Kind::Docker => docker(home, &self.socket),
+            Kind::Podman => podman(home, &self.socket),
+        };
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = quiet.spawn().unwrap();
+        self.wait_until_it_answers();
+    }
+
     fn wait_until_it_answers(&self) {
         let patience = Instant::now() + Duration::from_secs(60);
         while !self.ask(&["version"]).success() {
