@@ -10,6 +10,7 @@ use std::path::Path;
 
 use common::furniture::{change_copy, change_upper, expected, furnish};
 use common::{Place, conflicts, copied_up, done, fifo, mode, ordinary, picture, whiteout, write};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use stockade_core::{ErrorCode, WorkspaceId};
 use stockade_workspaces::{
     ApplyOptions, ChangeKind, ConflictReason, HeldReason, Hint, Mechanism, TreePath,
@@ -386,4 +387,41 @@ fn kinds_are_told_by_letters() {
         ChangeKind::TypeChanged,
     ];
     assert_eq!(letters.map(ChangeKind::letter), ['A', 'M', 'D', 'P', 'T']);
+}
+
+/// `user::rw-,user:12345:r--,group::---,mask::r--,other::---`, as the kernel takes it.
+fn access_list() -> Vec<u8> {
+    let nobody = u32::MAX;
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 6, nobody), (2, 4, 12345), (4, 0, nobody), (0x10, 4, nobody), (0x20, 0, nobody)];
+    let bytes = |(tag, rights, id): (u16, u16, u32)| {
+        [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    [2u32.to_le_bytes().to_vec()].into_iter().chain(entries.map(bytes)).flatten().collect()
+}
+
+#[test]
+fn a_replaced_file_keeps_the_users_notes_and_whom_they_let_in() {
+    const LIST: &str = "system.posix_acl_access";
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let place = Place::new();
+        furnish(&place.source());
+        let a = place.source().join("a");
+        let set = |name, value: &[u8]| setxattr(&a, name, value, XattrFlags::empty()).unwrap();
+        set("user.note", b"mine");
+        set(LIST, &access_list());
+        let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
+        let layer = match mechanism {
+            Mechanism::Kernel => place.upper(&workspace.id),
+            Mechanism::Copy => workspace.root.clone(),
+        };
+        write(layer.join("a"), "a changed\n");
+        mode(layer.join("a"), 0o640);
+        assert_eq!(place.applied(&workspace.id).applied.len(), 1);
+        assert_eq!(fs::read_to_string(&a).unwrap(), "a changed\n");
+        let mut value = [0; 256];
+        let mut get = |name| getxattr(&a, name, &mut value[..]).map(|read| value[..read].to_vec());
+        assert_eq!(get("user.note").unwrap(), b"mine");
+        assert_eq!(get(LIST).unwrap(), access_list(), "{mechanism:?}");
+    }
 }
