@@ -96,14 +96,72 @@ fn place(facts: &Facts) -> String {
 /// What would be done, with control characters escaped: it is the agent's text.
 fn what(facts: &Facts) -> String {
     let text = match &facts.programs {
-        Programs::Known(argvs) if argvs.is_empty() => facts.paths.join(", "),
+        Programs::Known(argvs) if argvs.is_empty() => listed(&facts.paths, ", "),
         Programs::Known(argvs) => {
-            argvs.iter().map(|argv| argv.join(" ")).collect::<Vec<_>>().join("; ")
+            argvs.iter().map(|argv| listed(argv, " ")).collect::<Vec<_>>().join("; ")
         }
-        Programs::Opaque(line) => line.clone(),
+        Programs::Opaque(line) => line.escape_debug().to_string(),
     };
-    let end = text.floor_char_boundary(MOST_SHOWN);
-    let more = if end < text.len() { "…" } else { "" };
     let wider = if facts.widens { " (more than was set out)" } else { "" };
-    format!("{}{more}{wider}", text[..end].escape_debug())
+    format!("{}{wider}", cut(&text))
+}
+
+fn listed(words: &[String], between: &str) -> String {
+    words.iter().map(|one| word(one)).collect::<Vec<_>>().join(between)
+}
+
+/// A word as it is where that is plain, else in quotes: what is asked about must not read like another.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+^~".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("{text:?}") }
+}
+
+/// The beginning and the end: whoever says yes must see where a long line leads, and that there is more.
+fn cut(text: &str) -> String {
+    if text.len() <= MOST_SHOWN {
+        return text.to_owned();
+    }
+    let head = text.floor_char_boundary(MOST_SHOWN / 2);
+    let tail = text.ceil_char_boundary(text.len() - MOST_SHOWN / 2);
+    let between = tail - head;
+    format!("{} … [{between} bytes are not shown] … {}", &text[..head], &text[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::Boundary;
+
+    use super::*;
+    use crate::NetworkFact;
+
+    fn told(programs: Programs) -> String {
+        what(&Facts {
+            tool: "bash".into(),
+            programs,
+            paths: Vec::new(),
+            network: NetworkFact::Host,
+            backend: None,
+            boundary: Boundary::None,
+            widens: false,
+        })
+    }
+
+    #[test]
+    fn words_do_not_read_like_others() {
+        let known = |words: &[&str]| {
+            told(Programs::Known(vec![words.iter().map(|&word| word.to_owned()).collect()]))
+        };
+        assert_eq!(known(&["rm", "-r", "a", "b"]), "rm -r a b");
+        assert_eq!(known(&["rm", "-r", "a b", ""]), r#"rm -r "a b" """#);
+        assert_eq!(known(&["true", "; rm"]), r#"true "; rm""#);
+        assert_eq!(known(&["echo", "\u{1b}[2J"]), r#"echo "\u{1b}[2J""#);
+    }
+
+    #[test]
+    fn the_end_of_a_long_line_is_seen() {
+        let line = format!("echo {}; rm -rf /", "ä".repeat(5000));
+        let told = told(Programs::Opaque(line));
+        assert!(told.starts_with("echo ä") && told.ends_with("ä; rm -rf /"), "{told}");
+        assert!(told.contains("bytes are not shown") && told.len() < 2100, "{told}");
+    }
 }
