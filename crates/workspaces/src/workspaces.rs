@@ -161,6 +161,13 @@ impl Workspaces {
         let elsewhere = self.target(&at.manifest, options)?;
         let target = elsewhere.as_ref().unwrap_or(&at.lower);
         let diff = scan(&at.lower, &at.layer)?;
+        if options.seen.as_ref().is_some_and(|seen| *seen != diff) {
+            return Err(Fault::Refused {
+                path: id.to_string(),
+                problem: "was changed after its changes were looked at",
+                remedy: "look at them again",
+            });
+        }
         let trees = Trees {
             lower: &at.lower,
             layer: &at.layer,

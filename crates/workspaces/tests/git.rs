@@ -153,7 +153,7 @@ fn changes_go_to_a_named_tree_that_holds_the_commit() {
     write(upper.join("more"), "more\n");
     let error = place.workspaces.apply(&workspace.id, &ApplyOptions::default()).unwrap_err();
     assert!(error.hint().unwrap().contains("--to"), "{error}");
-    let options = ApplyOptions { include: Vec::new(), to: Some(dir.clone()) };
+    let options = ApplyOptions { include: Vec::new(), to: Some(dir.clone()), seen: None };
     done(place.workspaces.apply(&workspace.id, &options).unwrap());
     assert_eq!(git(&dir, &["status", "--porcelain"]), "M code\n?? more");
 }

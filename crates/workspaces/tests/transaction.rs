@@ -135,7 +135,7 @@ fn what_runs_code_later_is_held_back_until_it_is_named() {
 
     let include =
         [".envrc", ".git/hooks", "suid", "out", "pipe"].map(|p| p.parse().unwrap()).into();
-    let options = ApplyOptions { include, to: None };
+    let options = ApplyOptions { include, to: None, seen: None };
     let applied = done(place.workspaces.apply(&workspace.id, &options).unwrap());
     assert_eq!(
         names(&applied.held),
@@ -151,7 +151,7 @@ fn a_name_that_stands_for_no_change_is_refused() {
     let place = Place::new();
     let workspace = place.overlay();
     write(place.upper(&workspace.id).join(".envrc"), "x");
-    let options = ApplyOptions { include: vec![".envrcc".parse().unwrap()], to: None };
+    let options = ApplyOptions { include: vec![".envrcc".parse().unwrap()], to: None, seen: None };
     let error = place.workspaces.apply(&workspace.id, &options).unwrap_err();
     assert!(error.code() == ErrorCode::Invalid && error.message().contains(".envrcc"), "{error}");
 }
@@ -341,7 +341,7 @@ fn another_tree_takes_the_changes_where_it_holds_what_they_were_made_to() {
     furnish(&other);
     let workspace = place.overlay();
     change_upper(&place.upper(&workspace.id));
-    let options = ApplyOptions { include: Vec::new(), to: Some(other.clone()) };
+    let options = ApplyOptions { include: Vec::new(), to: Some(other.clone()), seen: None };
     for _ in 0..2 {
         done(place.workspaces.apply(&workspace.id, &options).unwrap());
         check_after(&other);
@@ -423,5 +423,24 @@ fn a_replaced_file_keeps_the_users_notes_and_whom_they_let_in() {
         let mut get = |name| getxattr(&a, name, &mut value[..]).map(|read| value[..read].to_vec());
         assert_eq!(get("user.note").unwrap(), b"mine");
         assert_eq!(get(LIST).unwrap(), access_list(), "{mechanism:?}");
+    }
+}
+
+#[test]
+fn what_nobody_looked_at_is_not_applied() {
+    for (name, text) in [("more", "more\n"), ("a", "a changed again\n")] {
+        let place = Place::new();
+        furnish(&place.source());
+        let before = picture(&place.source());
+        let workspace = place.overlay();
+        write(place.upper(&workspace.id).join("a"), "a changed\n");
+        let seen = Some(place.diff(&workspace.id));
+        write(place.upper(&workspace.id).join(name), text);
+        let options = ApplyOptions { seen, ..ApplyOptions::default() };
+        let error = place.workspaces.apply(&workspace.id, &options).unwrap_err();
+        assert!(error.message().contains(workspace.id.as_str()), "{error}");
+        assert!(picture(&place.source()) == before);
+        let options = ApplyOptions { seen: Some(place.diff(&workspace.id)), ..options };
+        done(place.workspaces.apply(&workspace.id, &options).unwrap());
     }
 }

@@ -1,6 +1,7 @@
 //! A question as it is shown. Whatever the agent wrote stays behind a margin of its own: it can neither
 //! steer the terminal nor look like what we say.
 
+use stockade_core::Boundary;
 use stockade_tools::{NetworkFact, Programs, Question};
 
 const MARGIN: &str = "            | ";
@@ -39,6 +40,9 @@ pub fn page(question: &Question, width: usize) -> Page {
     if !facts.paths.is_empty() {
         page.quote("touches", facts.paths.iter().map(|path| word(path)), room);
     }
+    for detail in &facts.details {
+        page.quote(&harmless(&detail.name), detail.text.split('\n').map(harmless), room);
+    }
     page
 }
 
@@ -75,7 +79,8 @@ fn place(question: &Question) -> String {
             format!("sandbox {id}, {backend} (boundary {})", facts.boundary)
         }
         (Some(id), None) => format!("sandbox {id} (boundary {})", facts.boundary),
-        (None, _) => "this machine, without walls".into(),
+        (None, _) if facts.boundary == Boundary::None => "this machine, without walls".into(),
+        (None, _) => "a sandbox of its own".into(),
     }
 }
 
@@ -133,8 +138,7 @@ fn folded(line: &str, room: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use stockade_core::Boundary;
-    use stockade_tools::Facts;
+    use stockade_tools::{Detail, Facts};
 
     use super::*;
 
@@ -147,6 +151,7 @@ mod tests {
             backend: None,
             boundary: Boundary::None,
             widens: false,
+            details: Vec::new(),
         };
         Question { text: String::new(), sandbox: None, facts }
     }
@@ -186,6 +191,18 @@ mod tests {
         assert!(quoted(&shown).contains(&"allow it, this once? [y/N] "), "{}", shown.text);
         let wide = of_line(&"\u{6f22}".repeat(100));
         assert!(quoted(&wide).iter().all(|line| line.chars().count() <= 23), "{}", wide.text);
+    }
+
+    #[test]
+    fn what_decides_what_a_line_comes_to_is_shown_with_it() {
+        let mut question = about(Programs::Opaque("git status".into()), &[]);
+        let detail =
+            |name: &str, text: &str| Detail { name: name.into(), text: text.into(), private: true };
+        question.facts.details =
+            vec![detail("variable LD_PRELOAD", "./x.so"), detail("input", "a\nb")];
+        let shown = page(&question, 60);
+        assert_eq!(quoted(&shown), ["git status", "./x.so", "a", "b"]);
+        assert!(shown.text.contains("\n  variable LD_PRELOAD\n"), "{}", shown.text);
     }
 
     #[test]

@@ -59,7 +59,8 @@ pub async fn review(
         Answer::Yes => Vec::new(),
         Answer::Held => nameable(&settled.diff),
     };
-    let options = ApplyOptions { include, to: None };
+    // Another command may have gone on in it while this one asked.
+    let options = ApplyOptions { include, to: None, seen: Some(settled.diff) };
     let done = attempt(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
     Ok(Some(tell(&done, printer)).filter(|code| *code != 0))
 }

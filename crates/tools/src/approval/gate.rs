@@ -1,9 +1,10 @@
 //! Lets a call through or not, and records which (C-40).
 
-use stockade_core::{ErrorCode, JobId, SandboxId, TenantName};
+use stockade_core::{Boundary, ErrorCode, JobId, SandboxId, TenantName};
 use stockade_engine::{Engine, Event};
 
-use super::{ApprovalConfig, Facts, Programs, Ruling, Verdict};
+use super::facts::cut;
+use super::{ApprovalConfig, Detail, Facts, Programs, Ruling, Verdict};
 use crate::{Call, Decision, Question, ToolError};
 
 /// The most of a fact that is recorded or shown.
@@ -43,10 +44,11 @@ pub(crate) async fn pass(
 async fn asked(config: &ApprovalConfig, subject: &Subject<'_>, call: &Call) -> Option<String> {
     let question = Question {
         text: format!(
-            "Allow `{}` {}: {}?",
+            "Allow `{}` {}: {}{}?",
             subject.facts.tool,
             place(&subject.facts),
-            what(&subject.facts)
+            what(&subject.facts),
+            more(&subject.facts, Reader::Person),
         ),
         sandbox: subject.sandbox.cloned(),
         facts: subject.facts.clone(),
@@ -72,7 +74,12 @@ async fn record(subject: &Subject<'_>, ruling: &Ruling, allowed: bool) -> Result
         allowed,
         asked: ruling.verdict == Verdict::Ask,
         rule: ruling.rule.clone(),
-        facts: format!("{}: {}", place(&subject.facts), what(&subject.facts)),
+        facts: format!(
+            "{}: {}{}",
+            place(&subject.facts),
+            what(&subject.facts),
+            more(&subject.facts, Reader::Journal),
+        ),
     };
     Ok(subject.engine.record(event).await?)
 }
@@ -87,10 +94,29 @@ fn refused(facts: &Facts, ruling: &Ruling, because: &str) -> ToolError {
 }
 
 fn place(facts: &Facts) -> String {
-    match &facts.backend {
-        Some(backend) => format!("on {backend} (boundary {})", facts.boundary),
-        None => "on this machine".into(),
+    match (&facts.backend, facts.boundary) {
+        (Some(backend), boundary) => format!("on {backend} (boundary {boundary})"),
+        (None, Boundary::None) => "on this machine".into(),
+        (None, _) => "behind walls of its own".into(),
     }
+}
+
+/// Who reads about a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    Person,
+    Journal,
+}
+
+/// The details, with control characters escaped.
+fn more(facts: &Facts, reader: Reader) -> String {
+    let one = |detail: &Detail| match reader {
+        Reader::Journal if detail.private => {
+            format!("; {} ({} bytes)", detail.name, detail.text.len())
+        }
+        Reader::Person | Reader::Journal => format!("; {}: {:?}", detail.name, detail.text),
+    };
+    cut(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
 }
 
 /// What would be done, with control characters escaped: it is the agent's text.
@@ -103,7 +129,7 @@ fn what(facts: &Facts) -> String {
         Programs::Opaque(line) => line.escape_debug().to_string(),
     };
     let wider = if facts.widens { " (more than was set out)" } else { "" };
-    format!("{}{wider}", cut(&text))
+    format!("{}{wider}", cut(&text, MOST_SHOWN))
 }
 
 fn listed(words: &[String], between: &str) -> String {
@@ -116,21 +142,8 @@ fn word(text: &str) -> String {
     if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("{text:?}") }
 }
 
-/// The beginning and the end: whoever says yes must see where a long line leads, and that there is more.
-fn cut(text: &str) -> String {
-    if text.len() <= MOST_SHOWN {
-        return text.to_owned();
-    }
-    let head = text.floor_char_boundary(MOST_SHOWN / 2);
-    let tail = text.ceil_char_boundary(text.len() - MOST_SHOWN / 2);
-    let between = tail - head;
-    format!("{} … [{between} bytes are not shown] … {}", &text[..head], &text[tail..])
-}
-
 #[cfg(test)]
 mod tests {
-    use stockade_core::Boundary;
-
     use super::*;
     use crate::NetworkFact;
 
@@ -143,6 +156,7 @@ mod tests {
             backend: None,
             boundary: Boundary::None,
             widens: false,
+            details: Vec::new(),
         })
     }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use stockade_core::{ErrorCode, FilesExt};
 
-use super::{approved, replace, shown};
+use super::{approved_with, replace, shown};
+use crate::approval::Detail;
 use crate::arguments::EditFile;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
@@ -20,7 +21,12 @@ pub(crate) async fn edit(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let files = approved(session, &place, "edit_file", &[&args.path], call).await?;
+    let change = vec![
+        Detail::private("old text", &args.old_string),
+        Detail::private("new text", &args.new_string),
+    ];
+    let paths = [&args.path];
+    let files = approved_with(session, &place, "edit_file", &paths, change, call).await?;
     let path = &args.path;
     let mode = replace::existing(files, path)
         .await?
