@@ -51,9 +51,21 @@ fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
     let places = find(old, from.as_bytes());
     match (places.len(), args.replace_all) {
         (0, _) => Err(not_there(args)),
-        (1, _) | (_, true) => Ok((spliced(old, &places, from.len(), to.as_bytes()), places.len())),
+        (count @ 1, _) | (count, true) => {
+            let grown = to.len().saturating_sub(from.len()).saturating_mul(count);
+            if old.len().saturating_add(grown) as u64 > MOST {
+                return Err(too_large(args));
+            }
+            Ok((spliced(old, &places, from.len(), to.as_bytes()), count))
+        }
         (count, false) => Err(ambiguous(old, &places, count)),
     }
+}
+
+/// A short text in many places can become more than any memory holds.
+fn too_large(args: &EditFile) -> ToolError {
+    let message = format!("`{}` would have more than {MOST} bytes", args.path);
+    ToolError::new(ErrorCode::TooLarge, message).remedy("use `bash` with `sed`")
 }
 
 fn not_there(args: &EditFile) -> ToolError {
