@@ -25,6 +25,12 @@ pub(crate) fn agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT)
 }
 
+/// The agent's bytes, for those whose engine wants it as a file.
+#[cfg(feature = "docker")]
+pub(crate) fn agent_bytes() -> &'static [u8] {
+    AGENT
+}
+
 /// Starts one as a copy of this process.
 pub(crate) fn copy_as_launcher() -> io::Result<Launcher> {
     Launcher::fork(AGENT)

@@ -21,7 +21,7 @@ use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 use sandbox::NativeSandbox;
 
 use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built};
+use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
 use crate::linux::{self, embed, find, hold};
 
@@ -88,7 +88,7 @@ impl Native {
         let built = Built {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
-            ending: Signal::KILL,
+            ending: Ending::Signal(Signal::KILL),
             group,
             written: Vec::new(),
             held,
