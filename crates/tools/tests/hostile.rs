@@ -7,6 +7,7 @@ mod common;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -242,10 +243,18 @@ fn strange_names_are_names_like_any_other() {
     });
 }
 
+/// In memory where there is room for a million names, which is several times as fast.
+fn fast() -> PathBuf {
+    match rustix::fs::statvfs("/dev/shm") {
+        Ok(shm) if shm.f_favail > 1_200_000 => "/dev/shm".into(),
+        Ok(_) | Err(_) => std::env::temp_dir(),
+    }
+}
+
 #[test]
 fn a_directory_of_a_million_entries_is_refused_or_cut() {
     test(async {
-        let bench = Bench::new(Where::Local).await;
+        let bench = Bench::on(&fast(), Where::Local, |_| {}).await;
         std::fs::create_dir(bench.path("big")).unwrap();
         // Links to a few files: an inode of its own for each would take longer than the test.
         for chunk in 0..20 {
