@@ -45,13 +45,17 @@ impl Engine {
     /// Starts it again where it was.
     pub fn restart(&mut self) {
         let home = self.home.path();
-        let _ = std::fs::remove_file(home.join("pid"));
+        // It believes a process that nobody has waited for to be alive.
+        for stale in ["pid", "exec/containerd/containerd.pid"] {
+            let _ = std::fs::remove_file(home.join(stale));
+        }
         let mut command = match self.kind {
             Kind::Docker => docker(home, &self.socket),
             Kind::Podman => podman(home, &self.socket),
         };
-        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.child = quiet.spawn().unwrap();
+        let log = std::fs::File::create(home.join("log")).unwrap();
+        let logged = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.child = logged.spawn().unwrap();
         self.wait_until_it_answers();
     }
 
@@ -144,5 +148,31 @@ impl Drop for Engine {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        end_helpers(self.home.path());
+        unmount_below(self.home.path());
+    }
+}
+
+/// Ends what an engine that did not end well has left: its helpers name its directory.
+fn end_helpers(home: &Path) {
+    let named = home.to_string_lossy().into_owned();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) else { continue };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if pid != rustix::process::getpid() && String::from_utf8_lossy(&line).contains(&named) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Podman leaves its storage mounted onto itself.
+fn unmount_below(home: &Path) {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let mut below: Vec<_> = points.filter(|point| point.starts_with(home)).collect();
+    below.reverse();
+    for point in below {
+        let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
     }
 }
