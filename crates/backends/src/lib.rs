@@ -1,5 +1,7 @@
 //! The backends: one module each, one cargo feature each.
 
+#[cfg(feature = "across")]
+pub mod across;
 #[cfg(feature = "landlock")]
 pub mod landlock;
 #[cfg(feature = "linux")]
@@ -10,3 +12,5 @@ pub mod local;
 pub mod mock;
 #[cfg(feature = "native")]
 pub mod native;
+#[cfg(feature = "ssh")]
+pub mod ssh;
