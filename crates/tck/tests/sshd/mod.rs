@@ -1,6 +1,10 @@
 //! A server of one's own on loopback, with its own keys and its own place for what is carried there, in a
 //! directory that goes with it.
 
+#![allow(dead_code, reason = "each test uses what it needs of it")]
+
+pub mod proxy;
+
 use std::fs::{self, Permissions};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -26,13 +30,18 @@ impl Sshd {
     /// A server that keeps what is carried to it in its own directory.
     pub fn start() -> Self {
         let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
-        let cache = dir.path().join("cache");
-        fs::create_dir(&cache).unwrap();
-        Self::start_in(dir, &cache)
+        fs::create_dir(dir.path().join("cache")).unwrap();
+        Self::start_in(dir, None)
     }
 
-    /// A server whose host keeps what is carried to it in this directory.
-    pub fn start_in(dir: tempfile::TempDir, cache: &Path) -> Self {
+    /// A server that has a disk of this size for it, which nobody else sees. Only for root.
+    pub fn with_disk(size: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("cache")).unwrap();
+        Self::start_in(dir, Some(size))
+    }
+
+    fn start_in(dir: tempfile::TempDir, disk: Option<&str>) -> Self {
         assert!(Path::new(SERVER).exists(), "no {SERVER} (remedy: install openssh-server)");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         key(&dir.path().join("host_key"));
@@ -41,7 +50,7 @@ impl Sshd {
         if rustix::process::geteuid().is_root() {
             fs::create_dir_all("/run/sshd").unwrap();
         }
-        let (child, port) = listen(dir.path(), cache);
+        let (child, port) = listen(dir.path(), disk);
         let sshd = Self { dir, child, port };
         sshd.know("known_hosts", &sshd.dir.path().join("host_key.pub"));
         sshd.configure("config", port, "known_hosts");
@@ -56,6 +65,12 @@ impl Sshd {
     /// Where it keeps what is carried to it.
     pub fn cache(&self) -> PathBuf {
         self.dir.path().join("cache")
+    }
+
+    /// A path as the server sees it.
+    pub fn seen_there(&self, path: &Path) -> PathBuf {
+        let root = format!("/proc/{}/root", self.child.id());
+        Path::new(&root).join(path.strip_prefix("/").unwrap())
     }
 
     /// It, as the backend takes it.
@@ -124,13 +139,13 @@ pub fn key(path: &Path) {
 }
 
 /// A port may be taken between being found and being used; then another one is.
-fn listen(dir: &Path, cache: &Path) -> (Child, u16) {
+fn listen(dir: &Path, disk: Option<&str>) -> (Child, u16) {
     let until = Instant::now() + SOON;
     loop {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let mut child = serve(dir, cache, port);
+        let mut child = serve(dir, disk, port);
         while child.try_wait().unwrap().is_none() {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return (child, port);
@@ -143,21 +158,26 @@ fn listen(dir: &Path, cache: &Path) -> (Child, u16) {
     }
 }
 
-fn serve(dir: &Path, cache: &Path, port: u16) -> Child {
-    let (here, cache) = (dir.display(), cache.display());
+fn serve(dir: &Path, disk: Option<&str>, port: u16) -> Child {
+    let here = dir.display();
     let text = format!(
         "Port {port}\nListenAddress 127.0.0.1\nHostKey {here}/host_key\nPidFile none\n\
          AuthorizedKeysFile {here}/authorized_keys\nPasswordAuthentication no\n\
          KbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\nPrintMotd no\n\
-         PermitRootLogin prohibit-password\nSetEnv XDG_CACHE_HOME={cache}\nLogLevel INFO\n"
+         PermitRootLogin prohibit-password\nSetEnv XDG_CACHE_HOME={here}/cache\nLogLevel INFO\n"
     );
     fs::write(dir.join("sshd_config"), text).unwrap();
-    Command::new(SERVER)
-        .args(["-D", "-f"])
-        .arg(dir.join("sshd_config"))
-        .arg("-E")
-        .arg(dir.join("log"))
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap()
+    let mut command = match disk {
+        None => Command::new(SERVER),
+        Some(size) => {
+            let mount = format!(
+                "mount -t tmpfs -o mode=700,size={size} tmpfs {here}/cache && exec \"$@\""
+            );
+            let mut apart = Command::new("unshare");
+            apart.args(["--mount", "sh", "-c", &mount, "sh", SERVER]);
+            apart
+        }
+    };
+    let server = command.args(["-D", "-f"]).arg(dir.join("sshd_config"));
+    server.arg("-E").arg(dir.join("log")).stdin(Stdio::null()).spawn().unwrap()
 }
