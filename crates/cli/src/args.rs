@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use clap::Args;
 use stockade_core::{
-    BackendChoice, Boundary, Bytes, EgressRule, Error, ErrorCode, Feature, HostPath, Image, Limits,
-    Millicores, Mount, Network, Result, RootMode, SandboxPath, SandboxSpec, Span, TenantName, User,
-    Workspace,
+    BackendChoice, Boundary, Bytes, EgressRule, Error, ErrorCode, Feature, HostPath, Image,
+    ImageName, Limits, Millicores, Mount, NameError, Network, Result, RootMode, SandboxPath,
+    SandboxSpec, Span, TenantName, User, Workspace,
 };
 
 use crate::config::Settings;
@@ -26,7 +26,7 @@ pub struct SpecArgs {
     /// Accept this boundary; may be given several times. Without it: any that makes a security claim.
     #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
     pub boundaries: Vec<Boundary>,
-    /// What the root is made of: host, dir:PATH, oci:PATH or wasm:PATH.
+    /// What the root is made of: host, dir:PATH, oci:PATH, name:IMAGE or wasm:PATH.
     #[arg(long, value_name = "IMAGE", default_value = "host", hide_default_value = true)]
     pub image: ImageArg,
     /// Let the root be written to; the changes are gone with the sandbox.
@@ -136,6 +136,8 @@ pub struct LimitArgs {
 pub enum ImageArg {
     /// The host's own directories.
     Host,
+    /// One with a name.
+    Named(ImageName),
     /// A path, and what it holds.
     At(fn(HostPath) -> Image, PathBuf),
 }
@@ -226,6 +228,7 @@ impl ImageArg {
     fn resolve(&self) -> Result<Image> {
         match self {
             Self::Host => Ok(Image::Host),
+            Self::Named(name) => Ok(Image::Named(name.clone())),
             Self::At(kind, path) => existing("--image", path).map(kind),
         }
     }
@@ -263,7 +266,13 @@ impl FromStr for ImageArg {
             Some(("dir", path)) if !path.is_empty() => at(Image::Directory, path),
             Some(("oci", path)) if !path.is_empty() => at(Image::Oci, path),
             Some(("wasm", path)) if !path.is_empty() => at(Image::Wasm, path),
-            _ => Err("is not an image: give `host`, `dir:PATH`, `oci:PATH` or `wasm:PATH`".into()),
+            Some(("name", name)) => {
+                name.parse().map(Self::Named).map_err(|error: NameError| error.to_string())
+            }
+            _ => Err(
+                "is not an image: give `host`, `dir:PATH`, `oci:PATH`, `name:IMAGE` or `wasm:PATH`"
+                    .into(),
+            ),
         }
     }
 }

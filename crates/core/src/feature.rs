@@ -42,6 +42,7 @@ features! {
     HostImage "host-image" "The host's own system directories serve as a read-only root."
     DirectoryImage "directory-image" "A directory serves as the root."
     OciImage "oci-image" "An OCI layout or archive serves as the root."
+    NamedImage "named-image" "An image that is known by name serves as the root."
     WasmImage "wasm-image" "A WebAssembly module is the program."
     LocalWorkspace "local-workspace" "A host directory is the workspace; changes appear in it."
     OverlayWorkspace "overlay-workspace" "A copy-on-write view of a host directory is the workspace; changes are kept apart from it."

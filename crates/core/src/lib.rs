@@ -33,7 +33,8 @@ pub use feature::Feature;
 pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
-    BackendName, EnvName, JobId, NameError, SandboxId, SnapshotId, TenantName, WorkspaceId,
+    BackendName, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,
+    WorkspaceId,
 };
 pub use network::{EgressRule, Network};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};

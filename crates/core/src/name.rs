@@ -34,6 +34,14 @@ fn variable_name(given: &str) -> bool {
         && !given.as_bytes()[0].is_ascii_digit()
 }
 
+/// What can stand in a registry's path and begins like one, so that no engine takes it for an option.
+fn image_name(given: &str) -> bool {
+    within(given, 255, |b| b.is_ascii_alphanumeric() || b"-_./:@".contains(&b))
+        && given.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+        && !given.contains("..")
+        && !given.contains("//")
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $expected:literal, $valid:expr) => {
         $(#[$doc])*
@@ -124,6 +132,12 @@ name!(
     "an environment variable's name (letters, digits and `_`, not a digit first)",
     variable_name
 );
+name!(
+    /// An image's name as registries write it: `[host[:port]/]path[:tag][@digest]`.
+    ImageName,
+    "an image's name (`name`, `name:tag`, `host/name@sha256:…`)",
+    image_name
+);
 
 impl BackendName {
     /// A name known when the program is built. Panics in a constant if it does not parse.
@@ -164,6 +178,16 @@ mod tests {
         assert!("team-a.ci_2".parse::<TenantName>().is_ok());
         for given in [".hidden", "-rf", "_x", "Team"] {
             assert!(given.parse::<TenantName>().is_err(), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn an_image_name_is_no_option_and_no_path() {
+        for given in ["debian", "debian:12", "localhost:5000/a/b:1.2", "a@sha256:0f", "a/b_c"] {
+            assert!(given.parse::<ImageName>().is_ok(), "{given:?}");
+        }
+        for given in ["", "-v", "/etc", "../x", "a/../b", "a b", "a\n", "a//b", "a?x=1"] {
+            assert!(given.parse::<ImageName>().is_err(), "{given:?}");
         }
     }
 

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BackendName, Boundary, EnvName, Feature, HostPath, Layers, Limits, Network, SandboxPath,
-    TenantName,
+    BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Layers, Limits, Network,
+    SandboxPath, TenantName,
 };
 
 /// What a caller asks for. The default is C-03: no network, a clean environment, an empty workspace,
@@ -74,6 +74,8 @@ pub enum Image {
     Directory(HostPath),
     /// An OCI image layout or archive on the host.
     Oci(HostPath),
+    /// One that the engine behind the backend has, or can fetch, under this name.
+    Named(ImageName),
     /// A WebAssembly module on the host.
     Wasm(HostPath),
 }
@@ -163,6 +165,7 @@ impl Image {
             Self::Host => Feature::HostImage,
             Self::Directory(_) => Feature::DirectoryImage,
             Self::Oci(_) => Feature::OciImage,
+            Self::Named(_) => Feature::NamedImage,
             Self::Wasm(_) => Feature::WasmImage,
         }
     }

@@ -1,15 +1,23 @@
 //! Measurements kept on disk, so that not every engine has to build a sandbox just to look at it.
-//! Only what a backend says depends on a fingerprint is kept, and only if it is available.
+//! Only what a backend says depends on a fingerprint is kept. That it cannot be had is kept only where
+//! finding out takes long, and believed for a minute: whoever follows the remedy should be noticed.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Backend, Capabilities};
 
 /// The directory of kept measurements.
 pub(crate) struct Measurements(PathBuf);
+
+/// How long a backend that could not be had is not looked for again.
+const ABSENT_FOR: Duration = Duration::from_secs(60);
+
+/// A measurement that takes longer than this is felt.
+const LONG: Duration = Duration::from_millis(100);
 
 /// Longer than any that is written.
 const MOST: u64 = 1 << 20;
@@ -22,15 +30,18 @@ impl Measurements {
     /// What was measured under the same fingerprint; nothing if it cannot be read.
     pub(crate) fn recall(&self, backend: &dyn Backend) -> Option<Capabilities> {
         let file = self.file(backend)?;
-        let size = fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?.len();
-        let text = (size <= MOST).then(|| fs::read(&file).ok())??;
+        let found = fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
+        let text = (found.len() <= MOST).then(|| fs::read(&file).ok())??;
         let kept: Capabilities = serde_json::from_slice(&text).ok()?;
-        (kept.backend == backend.name() && kept.unavailable.is_none()).then_some(kept)
+        let fresh = || found.modified().ok()?.elapsed().ok().filter(|age| *age < ABSENT_FOR);
+        let holds = kept.unavailable.is_none() || fresh().is_some();
+        (kept.backend == backend.name() && holds).then_some(kept)
     }
 
     /// Keeps a measurement. Failing to is no harm: it is taken again.
-    pub(crate) fn keep(&self, backend: &dyn Backend, measured: &Capabilities) {
-        if let (Some(file), None) = (self.file(backend), &measured.unavailable) {
+    pub(crate) fn keep(&self, backend: &dyn Backend, measured: &Capabilities, took: Duration) {
+        let worthwhile = measured.unavailable.is_none() || took > LONG;
+        if let (Some(file), true) = (self.file(backend), worthwhile) {
             let _ = self.write(&file, measured);
         }
     }

@@ -1,7 +1,7 @@
 //! The backends an engine was given, each measured at most once in its life.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stockade_core::{Backend, BackendChoice, BackendName, Boundary, Capabilities, SandboxSpec};
 use tokio::sync::OnceCell;
@@ -53,7 +53,7 @@ impl Registry {
     pub(crate) async fn capabilities(&self, name: &BackendName) -> Option<&Capabilities> {
         let registered =
             self.backends.iter().find(|registered| registered.backend.name() == *name)?;
-        Some(registered.measure(&self.kept).await)
+        Some(registered.measure(&self.kept, true).await)
     }
 
     /// What the backends a spec could take were measured to have. One that is named is measured alone.
@@ -62,22 +62,26 @@ impl Registry {
             BackendChoice::Auto => true,
             BackendChoice::Named(name) => registered.backend.name() == *name,
         };
+        let named = spec.backend != BackendChoice::Auto;
         let mut measured = Vec::new();
         for registered in self.backends.iter().filter(wanted) {
-            measured.push(registered.measure(&self.kept).await.clone());
+            measured.push(registered.measure(&self.kept, named).await.clone());
         }
         measured
     }
 }
 
 impl Registered {
-    async fn measure(&self, kept: &Measurements) -> &Capabilities {
+    async fn measure(&self, kept: &Measurements, named: bool) -> &Capabilities {
         let measure = || async {
-            if let Some(known) = kept.recall(self.backend.as_ref()) {
-                return known;
+            match kept.recall(self.backend.as_ref()) {
+                // Who names a backend wants to know how it is now.
+                Some(known) if !(named && known.unavailable.is_some()) => return known,
+                Some(_) | None => {}
             }
+            let begun = Instant::now();
             let measured = self.probe().await;
-            kept.keep(self.backend.as_ref(), &measured);
+            kept.keep(self.backend.as_ref(), &measured, begun.elapsed());
             measured
         };
         self.capabilities.get_or_init(measure).await

@@ -30,4 +30,6 @@ pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
 pub use seal::seal;
 pub use seccomp::{DENIED, Denied};
 pub use server::{Mode, serve};
+pub use template::{HOME, Made, Piece, host_root};
+pub use walls::scratch::PRIVATE;
 pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};

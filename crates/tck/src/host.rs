@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use stockade_core::Backend;
+use stockade_core::{Backend, ImageName};
 
 use crate::{HostObserver, Observer, Subject};
 
@@ -14,12 +14,13 @@ pub struct OnHost {
     engine: Option<(PathBuf, Vec<String>)>,
     namespaces: bool,
     directories: Vec<PathBuf>,
+    image: Option<ImageName>,
 }
 
 impl OnHost {
     /// Judges this backend.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, engine: None, namespaces: true, directories: Vec::new() }
+        Self { backend, engine: None, namespaces: true, directories: Vec::new(), image: None }
     }
 
     /// One whose sandboxes have no namespaces of their own.
@@ -33,6 +34,12 @@ impl OnHost {
     pub fn leaving_nothing_in(mut self, directory: PathBuf) -> Self {
         self.directories.push(directory);
         self
+    }
+
+    /// One that knows an image with the probe in it by this name.
+    #[must_use]
+    pub fn with_image(self, image: ImageName) -> Self {
+        Self { image: Some(image), ..self }
     }
 
     /// With a program that runs [`crate::serve_engine`] on such a backend, for the kit to kill.
@@ -53,6 +60,10 @@ impl Subject for OnHost {
 
     fn observer(&self) -> Arc<dyn Observer> {
         Arc::new(HostObserver::new(self.directories.clone()))
+    }
+
+    fn named_image(&self) -> Option<ImageName> {
+        self.image.clone()
     }
 
     fn has_namespaces(&self) -> bool {

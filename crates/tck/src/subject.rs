@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stockade_core::{Backend, BackendChoice, SandboxSpec};
+use stockade_core::{Backend, BackendChoice, ImageName, SandboxSpec};
 
 use crate::Observer;
 
@@ -43,6 +43,11 @@ pub trait Subject: Send + Sync {
     fn spec(&self) -> SandboxSpec {
         let backend = BackendChoice::Named(self.backend().name());
         SandboxSpec { backend, ..SandboxSpec::default() }
+    }
+
+    /// An image with the probe at `/probe` that the backend knows by this name, if it knows any.
+    fn named_image(&self) -> Option<ImageName> {
+        None
     }
 
     /// Whether its sandboxes have namespaces of their own: a root in which the workspace lies at its

@@ -42,6 +42,7 @@ impl Binding {
                 Image::Host => "host".into(),
                 Image::Directory(path) => format!("directory:{path}"),
                 Image::Oci(path) => format!("oci:{path}"),
+                Image::Named(name) => format!("named:{name}"),
                 Image::Wasm(path) => format!("wasm:{path}"),
             },
             labels: harmless(&spec.labels),

@@ -18,7 +18,7 @@ use stockade_core::{Admitted, Backend, BackendName, Capabilities, Result, Sandbo
 use stockade_launcher::{BARE_AGENT, Launcher};
 
 use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built};
+use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
 use crate::linux::{self, find};
 use private::Private;
@@ -63,7 +63,7 @@ impl Landlock {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
             // The warden ends everybody else first, and itself after them.
-            ending: Signal::TERM,
+            ending: Ending::Signal(Signal::TERM),
             group,
             written: vec![private.path().to_owned()],
             held: None,

@@ -38,11 +38,12 @@ const NATIVE: &str = "use the native backend, which needs user namespaces";
 const OTHER: &str = "choose a backend that has it";
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 14] = [
+const ABSENT: [(Feature, &str, &str); 15] = [
     (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE),
     (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER),
     (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE),
     (Feature::OciImage, "another root needs a mount namespace", OTHER),
+    (Feature::NamedImage, "another root needs a mount namespace", OTHER),
     (Feature::WasmImage, "it runs programs of the host's own kind", OTHER),
     (Feature::ExtraMounts, "a mount needs a mount namespace", NATIVE),
     (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE),

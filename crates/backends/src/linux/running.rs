@@ -27,8 +27,7 @@ pub(crate) struct Running {
     /// The process with whose end everything in it has ended, as the host numbers it.
     pub pid: i32,
     pub pidfd: OwnedFd,
-    /// The signal at which that process ends, and everything with it.
-    pub ending: Kill,
+    ending: Ending,
     pub backend: BackendName,
     pub group: Option<Group>,
     pub limits: EffectiveLimits,
@@ -39,13 +38,22 @@ pub(crate) struct Running {
     held: Mutex<Option<Hold>>,
 }
 
+/// How everything in a sandbox is ended at once.
+pub(crate) enum Ending {
+    /// By this signal to its last process.
+    Signal(Kill),
+    /// By asking whoever runs it.
+    #[cfg(feature = "docker")]
+    Asked(Box<dyn Fn() + Send + Sync>),
+}
+
 /// What a backend says about a sandbox that it has just built.
 pub(crate) struct Built {
     pub backend: BackendName,
     /// The process with whose end everything in it has ended.
     pub last: (i32, OwnedFd),
-    /// The signal at which it ends.
-    pub ending: Kill,
+    /// How it is ended.
+    pub ending: Ending,
     pub group: Option<Group>,
     /// The host directories that are written to, the workspace aside.
     pub written: Vec<PathBuf>,
@@ -93,10 +101,21 @@ impl Running {
         LimitKind::ALL.get(usize::from(self.breached.load(Ordering::SeqCst))).copied()
     }
 
-    /// Kills everything in it at once: with that one process, all end.
+    /// Kills everything in it at once.
     pub(crate) fn kill(&self) {
-        // It may have ended already.
-        let _ = pidfd_send_signal(&self.pidfd, self.ending);
+        match &self.ending {
+            Ending::Signal(signal) => {
+                // It may have ended already.
+                let _ = pidfd_send_signal(&self.pidfd, *signal);
+            }
+            #[cfg(feature = "docker")]
+            Ending::Asked(ask) => ask(),
+        }
+    }
+
+    /// Nothing in it runs any more: its layers are free.
+    pub(crate) fn let_go(&self) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Kills, and waits until nothing is left (C-30).
@@ -106,7 +125,7 @@ impl Running {
         ended
             .map_err(|_| self.left_behind("its last process does not end"))?
             .map_err(|error| self.left_behind("its end cannot be watched").source(error))?;
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.let_go();
         match &self.group {
             Some(group) => remove(&self.backend, &self.id, group).await,
             None => Ok(()),

@@ -29,12 +29,13 @@ pub use tree::{Errno, Node, Tree};
 pub const NAME: BackendName = BackendName::literal("mock");
 
 /// What a simulation in memory cannot offer, and why.
-const MISSING: [(Feature, &str); 7] = [
+const MISSING: [(Feature, &str); 8] = [
     (Feature::LocalWorkspace, "its files are in memory only"),
     (Feature::OverlayWorkspace, "its files are in memory only"),
     (Feature::ExtraMounts, "its files are in memory only"),
     (Feature::DirectoryImage, "its programs are scripts"),
     (Feature::OciImage, "its programs are scripts"),
+    (Feature::NamedImage, "its programs are scripts"),
     (Feature::WasmImage, "its programs are scripts"),
     (Feature::EgressAllowlist, "it has no network"),
 ];

@@ -26,7 +26,7 @@ use sandbox::NativeSandbox;
 pub use walls::{Execution, Walls};
 
 use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built};
+use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
 use crate::linux::{self, embed, find, hold};
 
@@ -94,7 +94,7 @@ impl Native {
         let built = Built {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
-            ending: Signal::KILL,
+            ending: Ending::Signal(Signal::KILL),
             group,
             written: Vec::new(),
             held,

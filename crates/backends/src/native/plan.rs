@@ -89,7 +89,7 @@ fn root(image: &Image) -> Result<launcher::Root> {
     match image {
         Image::Directory(path) => resolve("image", path).map(launcher::Root::Directory),
         // The other kinds are not admitted on this backend.
-        Image::Host | Image::Oci(_) | Image::Wasm(_) => Ok(launcher::Root::Host),
+        Image::Host | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => Ok(launcher::Root::Host),
     }
 }
 

@@ -36,7 +36,7 @@ const WALLS: [(Feature, &str); 19] = [
 ];
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 7] = [
+const ABSENT: [(Feature, &str, &str); 8] = [
     (
         Feature::UserPerCommand,
         "its user namespace holds one user",
@@ -48,6 +48,11 @@ const ABSENT: [(Feature, &str, &str); 7] = [
         "use --net none or loopback",
     ),
     (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
+    (
+        Feature::NamedImage,
+        "it has no store of images",
+        "unpack it and give the directory, or use the docker backend",
+    ),
     (
         Feature::WasmImage,
         "it runs programs of the host's own kind",

@@ -4,8 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::HOME;
-use super::gather::{Item, What, item};
-use crate::error::Failure;
+use super::piece::{Made, Piece, piece};
 
 /// What is taken over from the host's `/etc`, with why. A name that ends in `*` stands for all that
 /// begin like it. Copied where it is a file, mounted read-only where it is a directory.
@@ -48,10 +47,10 @@ const KEPT: &[(&str, &str)] = &[
 const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Files that are written for the sandbox.
-pub(super) fn generated(uid: u32, gid: u32) -> Vec<Item> {
-    let file = |target: &str, text: String| Item {
+pub(super) fn generated(uid: u32, gid: u32) -> Vec<Piece> {
+    let file = |target: &str, text: String| Piece {
         target: PathBuf::from(target),
-        what: What::File(text.into_bytes()),
+        made: Made::File(text.into_bytes()),
     };
     let mounts = PathBuf::from("/proc/self/mounts");
     vec![
@@ -59,7 +58,7 @@ pub(super) fn generated(uid: u32, gid: u32) -> Vec<Item> {
         file("/etc/group", group(gid)),
         file("/etc/hosts", HOSTS.to_owned()),
         file("/etc/resolv.conf", String::new()),
-        Item { target: PathBuf::from("/etc/mtab"), what: What::Link(mounts) },
+        Piece { target: PathBuf::from("/etc/mtab"), made: Made::Link(mounts) },
     ]
 }
 
@@ -90,12 +89,8 @@ fn group(gid: u32) -> String {
 }
 
 /// What the host has of the list.
-pub(super) fn kept() -> Result<Vec<Item>, Failure> {
-    let mut items = Vec::new();
-    for inside in paths() {
-        items.extend(item(Path::new("/"), &inside, false)?);
-    }
-    Ok(items)
+pub(super) fn kept() -> Vec<Piece> {
+    paths().iter().filter_map(|inside| piece(Path::new("/"), inside)).collect()
 }
 
 /// The list with its patterns filled in, from the host's root.

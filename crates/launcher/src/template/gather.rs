@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, fstat};
 
 use super::etc;
+use super::piece::{Made, Piece, piece};
 use crate::error::{At, Failure, Wall};
 use crate::fs;
 use crate::open::{name, resolved};
@@ -62,29 +63,31 @@ const LINKS: &[(&str, &str)] = &[
 /// What an image's own root must not decide: these are the sandbox's.
 const OURS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
 
-/// The most a copied file of the host may have.
-const COPY_LIMIT: u64 = 1 << 20;
-
 /// Everything for one kind of root.
 pub(super) fn gather(root: &Root, uid: u32, gid: u32) -> Result<Vec<Item>, Failure> {
     let mut items = devices()?;
     match root {
         Root::Host => {
-            for (directory, _) in SYSTEM {
+            for directory in system() {
                 items.extend(item(Path::new("/"), directory, true)?);
             }
-            items.extend(etc::generated(uid, gid));
-            items.extend(etc::kept()?);
+            for piece in etc::generated(uid, gid).into_iter().chain(etc::kept()) {
+                items.push(opened(piece, false)?);
+            }
         }
         Root::Directory(path) => items.extend(image(path)?),
     }
     Ok(items)
 }
 
+/// The host's directories that hold programs, from the host's root.
+pub(super) fn system() -> impl Iterator<Item = &'static str> {
+    SYSTEM.iter().map(|(directory, _)| *directory)
+}
+
 /// What of the host any guest may read, from the host's root; not all of it need be there.
 pub(super) fn readable() -> Vec<String> {
-    let system = SYSTEM.iter().map(|(directory, _)| (*directory).to_owned());
-    system.chain(etc::paths()).collect()
+    system().map(str::to_owned).chain(etc::paths()).collect()
 }
 
 /// The device nodes any guest may use, by their names in `/dev`.
@@ -146,27 +149,18 @@ fn devices() -> Result<Vec<Item>, Failure> {
     Ok(items)
 }
 
-/// One entry of a root: a link as a link, a directory by mount, a small file by copy; nothing where
-/// the host has nothing, or something else.
-pub(super) fn item(base: &Path, inside: &str, layer: bool) -> Result<Option<Item>, Failure> {
-    let source = base.join(inside);
-    let target = Path::new("/").join(inside);
-    let Ok(stat) = rustix::fs::lstat(&source) else { return Ok(None) };
-    let what = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Symlink => std::fs::read_link(&source).ok().map(What::Link),
-        FileType::Directory => Some(mounted(&source, layer)?),
-        FileType::RegularFile if stat.st_size as u64 <= COPY_LIMIT => {
-            // A file its owner keeps from us is none that a guest should have.
-            std::fs::read(&source).ok().map(What::File)
-        }
-        FileType::RegularFile
-        | FileType::Fifo
-        | FileType::Socket
-        | FileType::CharacterDevice
-        | FileType::BlockDevice
-        | FileType::Unknown => None,
+/// One entry of a root, if there is something that can be part of one.
+fn item(base: &Path, inside: &str, layer: bool) -> Result<Option<Item>, Failure> {
+    piece(base, inside).map(|piece| opened(piece, layer)).transpose()
+}
+
+fn opened(Piece { target, made }: Piece, layer: bool) -> Result<Item, Failure> {
+    let what = match made {
+        Made::Link(to) => What::Link(to),
+        Made::File(bytes) => What::File(bytes),
+        Made::Mount(source) => mounted(&source, layer)?,
     };
-    Ok(what.map(|what| Item { target, what }))
+    Ok(Item { target, what })
 }
 
 fn mounted(source: &Path, layer: bool) -> Result<What, Failure> {

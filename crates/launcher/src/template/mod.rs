@@ -3,6 +3,7 @@
 
 mod etc;
 mod gather;
+mod piece;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ use crate::plan::{LaunchPlan, Root};
 use crate::{fs, sys};
 use gather::{Item, What};
 
+pub use piece::{Made, Piece, host_root};
+
 /// What of the host any guest may read, as whole paths; not all of it need be there.
 pub(crate) fn readable() -> Vec<String> {
     gather::readable().into_iter().map(|inside| format!("/{inside}")).collect()
@@ -29,7 +32,7 @@ pub(crate) fn devices() -> Vec<String> {
 }
 
 /// Home directory inside.
-pub(crate) const HOME: &str = "/home/sandbox";
+pub const HOME: &str = "/home/sandbox";
 /// How many kinds of root are kept ready; each costs some mounts in every copy.
 const KEPT: usize = 4;
 /// A prepared root holds a few small files, and the mount points of the rest.

@@ -12,14 +12,9 @@ use crate::fs;
 use crate::ground::SCRATCH;
 use crate::template::HOME;
 
-/// Name within the tmpfs, mode, where it is shown.
-const PLACES: [(&str, u32, &str); 5] = [
-    ("tmp", 0o1777, "/tmp"),
-    ("var-tmp", 0o1777, "/var/tmp"),
-    ("run", 0o755, "/run"),
-    ("home", 0o700, HOME),
-    ("shm", 0o1777, "/dev/shm"),
-];
+/// The private writable places of every sandbox, each with its mode.
+pub const PRIVATE: [(&str, u32); 5] =
+    [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), (HOME, 0o700), ("/dev/shm", 0o1777)];
 
 /// Mounts them into the staged root and says where they are.
 pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure> {
@@ -27,9 +22,10 @@ pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure
     let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE).at(wall, "a tmpfs")?;
     fs::attach(&memory, fs::open_path(SCRATCH).at(wall, SCRATCH)?).at(wall, SCRATCH)?;
     let mut places = Vec::new();
-    for (name, mode, target) in PLACES {
-        rustix::fs::mkdirat(&memory, name, Mode::from_raw_mode(mode)).at(wall, name)?;
-        match show(root, name, Path::new(target)) {
+    for (number, (target, mode)) in PRIVATE.into_iter().enumerate() {
+        let name = number.to_string();
+        rustix::fs::mkdirat(&memory, &name, Mode::from_raw_mode(mode)).at(wall, target)?;
+        match show(root, &name, Path::new(target)) {
             Ok(()) => places.push(PathBuf::from(target)),
             // An image's own /var may have no /var/tmp, and nothing can be made there.
             Err(Errno::NOENT) if target == "/var/tmp" => {}

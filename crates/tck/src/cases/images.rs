@@ -1,11 +1,11 @@
 //! What a sandbox's root is made of (C-03).
 
 use serde_json::json;
-use stockade_core::{Command, Feature, Image};
+use stockade_core::{Command, Feature, Image, SandboxSpec};
 
 use crate::case::{case, check, same};
 use crate::kit::host_path;
-use crate::{Case, Kit, Verdict};
+use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!("the host's programs are there, and cannot be changed", "C-03", host)
@@ -14,6 +14,11 @@ pub(super) const CASES: &[Case] = &[
     case!("a directory serves as the whole root", "C-03", directory)
         .needs(&[Feature::DirectoryImage])
         .isolation(),
+    case!("an image with a name serves as the whole root", "C-03", named)
+        .needs(&[Feature::NamedImage])
+        .isolation(),
+    case!("an image that is not to be had fails by its name", "C-02", unheard_of)
+        .needs(&[Feature::NamedImage]),
 ];
 
 async fn host(kit: Kit) -> Verdict {
@@ -34,6 +39,31 @@ async fn host(kit: Kit) -> Verdict {
 async fn directory(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.image = Image::Directory(host_path(&kit.programs())?);
+    whole_root(&kit, spec).await
+}
+
+async fn named(kit: Kit) -> Verdict {
+    let Some(name) = kit.subject().named_image() else {
+        return Err(Stop::Unfit("the subject names no image".into()));
+    };
+    whole_root(&kit, SandboxSpec { image: Image::Named(name), ..kit.spec() }).await
+}
+
+async fn unheard_of(kit: Kit) -> Verdict {
+    let name = format!("localhost/stockade-tck/{}", kit.mark());
+    let spec = SandboxSpec { image: Image::Named(name.parse()?), ..kit.spec() };
+    match kit.engine().create(spec).await {
+        Ok(_) => Err(Stop::failed("expected an error, saw a sandbox")),
+        Err(error) => {
+            let named = error.message().contains(&name) && error.hint().is_some();
+            check!(named, "expected the name and a remedy, saw {error}");
+            Ok(())
+        }
+    }
+}
+
+/// Looks around in a root that is the image's alone.
+async fn whole_root(kit: &Kit, spec: SandboxSpec) -> Verdict {
     let ran = kit.run_with(spec, Command::program(["/probe", "list", "/"])).await?;
     let facts = ran.facts()?;
     let holds =

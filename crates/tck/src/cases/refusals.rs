@@ -35,6 +35,7 @@ refusals! {
     HostImage "host-image"
     DirectoryImage "directory-image"
     OciImage "oci-image"
+    NamedImage "named-image"
     WasmImage "wasm-image"
     LocalWorkspace "local-workspace"
     OverlayWorkspace "overlay-workspace"
@@ -101,6 +102,7 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::HostImage => spec.image = Image::Host,
         Feature::DirectoryImage => spec.image = Image::Directory(nowhere),
         Feature::OciImage => spec.image = Image::Oci(nowhere),
+        Feature::NamedImage => spec.image = Image::Named("nothing".parse()?),
         Feature::WasmImage => spec.image = Image::Wasm(nowhere),
         Feature::LocalWorkspace => spec.workspace = Workspace::Local(nowhere),
         Feature::OverlayWorkspace => {

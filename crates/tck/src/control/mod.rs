@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use stockade_core::{
     Admitted, Backend, BackendName, Boundary, Capabilities, Command, EffectiveLimits, Error,
-    ErrorCode, Feature, Files, Process, Result, Sandbox, SandboxId, Support, Workspace,
+    ErrorCode, Feature, Files, ImageName, Process, Result, Sandbox, SandboxId, Support, Workspace,
 };
 use tempfile::TempDir;
 
@@ -30,6 +30,7 @@ pub const CANNOT: &[(&str, &str)] = &[
     ("a snapshot of the files brings them back as they were", "it takes no snapshot"),
     ("a snapshot holds no secret in its name", "it takes no snapshot"),
     ("a full snapshot brings files back while the program goes on", "it takes no snapshot"),
+    ("an image that is not to be had fails by its name", "it has no images"),
     ("nothing is left of a sandbox whose mount does not exist", "it mounts nothing"),
     ("nothing is left after the engine's process was killed", "its processes outlive their engine"),
 ];
@@ -60,6 +61,10 @@ impl Subject for Control {
 
     fn observer(&self) -> Arc<dyn Observer> {
         Arc::new(HostObserver::default())
+    }
+
+    fn named_image(&self) -> Option<ImageName> {
+        "anything".parse().ok()
     }
 
     fn engine_process(&self) -> Option<std::process::Command> {

@@ -145,6 +145,15 @@ fn subdirectories(parent: &Path) -> Vec<SandboxId> {
 }
 
 impl Group {
+    #[cfg(feature = "docker")]
+    /// The group a process is in, which is somebody else's to limit and to remove.
+    pub(crate) fn of(pid: i32) -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let first = v1::Directories::of(&mounts, &own).map(Self::V1);
+        first.or_else(|| v2::of(&mounts, &own).map(Self::V2))
+    }
+
     /// How the launcher is told about it.
     pub(crate) fn plan(&self) -> Cgroup {
         match self {

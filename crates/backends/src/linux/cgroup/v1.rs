@@ -91,6 +91,27 @@ impl Base {
 }
 
 impl Directories {
+    #[cfg(feature = "docker")]
+    /// Those that a process is in, by what the kernel tells of it.
+    pub(super) fn of(mounts: &str, own: &str) -> Option<Self> {
+        let directory = |controller: &str| {
+            let has = |list: &str| list.split(',').any(|name| name == controller);
+            let top = mount_point(mounts, |kind, options| kind == "cgroup" && has(options))?;
+            let path = own.lines().find_map(|line| {
+                let (list, path) = line.split_once(':')?.1.split_once(":/")?;
+                has(list).then_some(path)
+            })?;
+            Some(top.join(path)).filter(|directory| directory.is_dir())
+        };
+        let memory = directory("memory");
+        memory.is_some().then(|| Self {
+            memory,
+            pids: directory("pids"),
+            cpu: directory("cpu"),
+            cpuacct: directory("cpuacct"),
+        })
+    }
+
     /// Each once: two controllers often share one hierarchy.
     pub(super) fn all(&self) -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = [&self.memory, &self.pids, &self.cpu, &self.cpuacct]

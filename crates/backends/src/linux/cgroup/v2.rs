@@ -105,6 +105,15 @@ impl Base {
     }
 }
 
+#[cfg(feature = "docker")]
+/// The group a process is in, by what the kernel tells of it.
+pub(super) fn of(mounts: &str, own: &str) -> Option<PathBuf> {
+    let top = mount_point(mounts, |kind, _| kind == "cgroup2")?;
+    let directory = inside(&top, own);
+    // Nobody limits the topmost one, or one that shows no counters.
+    (directory != top && directory.join("cpu.stat").exists()).then_some(directory)
+}
+
 /// The group this process is in.
 fn inside(top: &Path, own: &str) -> PathBuf {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
