@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use stockade_backends::ssh::Host;
 use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
 };
@@ -39,6 +40,16 @@ pub struct Settings {
     default_quota: Option<QuotaSetting>,
     /// What an agent's tools may do without asking.
     pub approval: ApprovalConfig,
+    /// Other hosts.
+    ssh: SshSettings,
+}
+
+/// Other hosts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct SshSettings {
+    /// Those that sandboxes may be built on. A later file's take the place of an earlier one's.
+    hosts: Option<Vec<Host>>,
 }
 
 /// What a tenant may use at once.
@@ -63,6 +74,11 @@ impl Settings {
     /// Boundaries that are accepted; none: any that makes a security claim.
     pub fn boundaries(&self) -> BTreeSet<Boundary> {
         self.boundaries.clone().unwrap_or_default()
+    }
+
+    /// The hosts that sandboxes may be built on.
+    pub fn hosts(&self) -> Vec<Host> {
+        self.ssh.hosts.clone().unwrap_or_default()
     }
 
     /// Where journal and leases live.
@@ -103,6 +119,7 @@ impl Settings {
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
             approval: ApprovalConfig { ask_timeout, rules },
+            ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
         }
     }
 }
@@ -151,6 +168,12 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
         Error::new(ErrorCode::Invalid, READ, message.replace('\n', " "))
             .remedy("correct or remove that line")
     })?;
+    let wrong = settings.ssh.hosts.iter().flatten().find_map(|host| Some((host, host.problem()?)));
+    if let Some((host, problem)) = wrong {
+        let name = host.name.escape_debug();
+        let message = format!("`{}`: ssh.hosts: `{name}` {problem}", file.display());
+        return Err(Error::new(ErrorCode::Invalid, READ, message).remedy("correct or remove it"));
+    }
     match &settings.state_dir {
         Some(dir) if !dir.is_absolute() => {
             let message = format!("`{}`: stateDir is not an absolute path", file.display());
@@ -233,10 +256,20 @@ mod tests {
             ("backends = \"native\"", "backends"),
             ("[limits]\nram = \"1g\"", "ram"),
             ("[quotas.a]\nboxes = 1", "boxes"),
+            ("[[ssh.hosts]]\nname = \"a\"\nkey = \"b\"", "key"),
         ] {
             let error = from_toml(text).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains("/etc/x.toml"), "{error}");
         }
+    }
+
+    #[test]
+    fn hosts_are_named_one_by_one_and_a_name_that_is_none_is_refused() {
+        let text = "[[ssh.hosts]]\nname = \"a\"\ncapacity = 2\n[[ssh.hosts]]\nname = \"u@b\"";
+        let hosts = from_toml(text).unwrap().hosts();
+        assert_eq!(hosts.iter().map(|host| &*host.name).collect::<Vec<_>>(), ["a", "u@b"]);
+        let error = from_toml("[[ssh.hosts]]\nname = \"-oX=y\"").unwrap_err().to_string();
+        assert!(error.contains("-oX=y") && error.contains("ssh.hosts"), "{error}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
+use stockade_backends::ssh::Ssh;
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_engine::Engine;
 
@@ -12,12 +13,12 @@ use crate::config::Settings;
 use crate::lasting;
 
 /// Every backend that builds walls, the usual one first.
-pub fn real() -> Vec<Arc<dyn Backend>> {
-    real_with(Native::new())
+pub fn real(settings: &Settings) -> Vec<Arc<dyn Backend>> {
+    real_with(Native::new(), settings)
 }
 
-fn real_with(native: Native) -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(native), Arc::new(Landlock::new())]
+fn real_with(native: Native, settings: &Settings) -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(native), Arc::new(Landlock::new()), Arc::new(Ssh::new(settings.hosts()))]
 }
 
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
@@ -26,8 +27,8 @@ pub fn has_namespaces(name: &BackendName) -> bool {
 }
 
 /// One of them by name.
-pub fn backend(name: &BackendName) -> Result<Arc<dyn Backend>> {
-    let all = real();
+pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
+    let all = real(settings);
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
     named.ok_or_else(|| unknown(name, &all))
 }
@@ -43,14 +44,15 @@ pub async fn engine_with(
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Result<Engine> {
-    let engine = Engine::open(settings.engine()?, complete(real_with(native), choice)?).await?;
+    let engine =
+        Engine::open(settings.engine()?, complete(real_with(native, settings), choice)?).await?;
     lasting::sweep(&settings.state_dir()?);
     Ok(engine)
 }
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
-pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
-    complete(real(), choice)
+pub fn backends(settings: &Settings, choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
+    complete(real(settings), choice)
 }
 
 fn complete(

@@ -134,7 +134,8 @@ async fn flood(bench: &Bench) -> (stockade_engine::Execution, stockade_engine::S
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_is_cut_in_the_middle_of_output_is_a_lost_execution_and_nothing_is_left() {
+async fn a_connection_that_is_cut_in_the_middle_of_output_is_a_lost_execution_and_nothing_is_left()
+{
     let sshd = Sshd::start();
     let wire = Wire::to(sshd.port);
     let host = sshd.host_by(&sshd.configure("wired", wire.port, "known_hosts"));
@@ -271,7 +272,8 @@ async fn what_changed_here_between_two_commands_is_there_for_the_second() {
     let bench = Bench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
     fs::write(bench.workspace().join("given"), "later").unwrap();
-    let command = Command::shell("test \"$(cat given)\" = later && mv given taken && ln -s a/b link");
+    let command =
+        Command::shell("test \"$(cat given)\" = later && mv given taken && ln -s a/b link");
     let ran = bench.engine.exec(&id, command).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::Exited(0));
     assert!(!bench.workspace().join("given").exists());
@@ -283,8 +285,10 @@ async fn what_changed_here_between_two_commands_is_there_for_the_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_spreads_by_what_is_free_passes_over_who_is_gone_and_says_when_it_is_full() {
-    let (one, mut two) = (Sshd::start(), Sshd::start());
-    let hosts = [&one, &two].map(|sshd| Host { capacity: Some(2), ..sshd.host() });
+    let (one, two) = (Sshd::start(), Sshd::start());
+    let wire = Wire::to(two.port);
+    let far = two.host_by(&two.configure("wired", wire.port, "known_hosts"));
+    let hosts = [one.host(), far].map(|host| Host { capacity: Some(2), ..host });
     let bench = Bench::new(hosts.to_vec()).await;
     let on = |sshd: &Sshd| fs::read_dir(sshd.cache().join("stockade/sandboxes")).unwrap().count();
     let mut ids = Vec::new();
@@ -297,7 +301,7 @@ async fn a_pool_spreads_by_what_is_free_passes_over_who_is_gone_and_says_when_it
     for id in &ids {
         bench.engine.destroy(id).await.unwrap();
     }
-    two.stop();
+    wire.cut_for_good();
     let measured = Ssh::new(hosts.to_vec()).probe().await;
     assert_eq!(measured.unavailable, None);
     assert!(format!("{measured:?}").contains("skipped: host `far`"), "{measured:?}");

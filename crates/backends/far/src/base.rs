@@ -46,7 +46,11 @@ impl Base {
         let program = std::env::current_exe().map_err(|error| failed("this program", error))?;
         let mut above = program.ancestors().skip(1).map(Path::to_owned);
         let (Some(own), Some(far), Some(root)) = (above.next(), above.next(), above.next()) else {
-            return Err(Error::new(ErrorCode::Invalid, "start", "this program was not carried here"));
+            return Err(Error::new(
+                ErrorCode::Invalid,
+                "start",
+                "this program was not carried here",
+            ));
         };
         for dir in [&own, &far] {
             private(dir)?;
@@ -105,7 +109,8 @@ impl Base {
     /// Removes what dead processes have left.
     pub async fn reap(&self, native: &Native) -> Result<()> {
         let dead: Vec<_> = {
-            let _lock = self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
+            let _lock =
+                self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
             let held = |id: SandboxId| Some((dead(&self.dir(&id))?, id));
             self.ids().into_iter().filter_map(held).collect()
         };

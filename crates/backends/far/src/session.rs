@@ -57,7 +57,8 @@ struct Killer {
 #[async_trait]
 impl ProcessControl for Killer {
     async fn kill(&self) -> Result<()> {
-        let gone = |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
+        let gone =
+            |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
         say(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)
     }
 }
@@ -280,7 +281,9 @@ fn settle(spec: SandboxSpec, place: &Place) -> Result<SandboxSpec> {
         Workspace::Ephemeral => Workspace::Ephemeral,
         Workspace::Local(_) => {
             let here = HostPath::try_from(place.workspace());
-            Workspace::Local(here.map_err(|error| wrong("its directory has no name").source(error))?)
+            Workspace::Local(
+                here.map_err(|error| wrong("its directory has no name").source(error))?,
+            )
         }
         Workspace::Overlay(_) => return Err(wrong("layers lie on another host")),
     };

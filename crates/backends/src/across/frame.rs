@@ -116,7 +116,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_frame_is_refused() {
-        for bytes in [&b"\x01\xff\xff\xff\xff"[..], b"\x00\0\0\0\0", b"\x02\x01\0\0\0x", b"\x01\x02"] {
+        for bytes in
+            [&b"\x01\xff\xff\xff\xff"[..], b"\x00\0\0\0\0", b"\x02\x01\0\0\0x", b"\x01\x02"]
+        {
             assert!(read(bytes).await.is_err(), "{bytes:?}");
         }
         assert!(Frame::Tree(vec![0; MOST + 1].into()).encode().is_err());

@@ -4,9 +4,9 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use stockade_core::{Admitted, Backend, Exit, ProcessControl, Result, SandboxId, Span};
 #[cfg(feature = "ssh")]
 use stockade_core::{SandboxSpec, User};
-use stockade_core::{Admitted, Backend, Exit, ProcessControl, Result, SandboxId, Span};
 
 use super::Native;
 use crate::linux::running::Running;
@@ -25,9 +25,7 @@ impl Native {
     /// `create`, nothing is left if it fails.
     pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
         match self.erect(id, admitted).await {
-            Ok((built, pipe)) => {
-                Ok((Walls { running: self.site.note(id, built, admitted) }, pipe))
-            }
+            Ok((built, pipe)) => Ok((Walls { running: self.site.note(id, built, admitted) }, pipe)),
             Err(error) => {
                 self.destroy(id).await?;
                 Err(error)

@@ -44,7 +44,11 @@ pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
         match measured.map(|found| (found.unavailable.clone(), found)) {
             Ok((None, found)) => usable.push((host.name, found)),
             Ok((Some((reason, remedy)), _)) => {
-                skipped.push((host.name.clone(), format!("host `{}`: {reason}", host.name), remedy));
+                skipped.push((
+                    host.name.clone(),
+                    format!("host `{}`: {reason}", host.name),
+                    remedy,
+                ));
             }
             Err(error) => {
                 let remedy = error.hint().unwrap_or("see docs/backends/ssh.md").to_owned();
@@ -80,7 +84,8 @@ fn adapted(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
     let copied = "copied there; changes are brought back after each command";
     let image = format!("read-only mounts of the system directories of {hosts}{skipped}");
     let mut all = all;
-    for (feature, by) in [(Feature::LocalWorkspace, copied.to_owned()), (Feature::HostImage, image)] {
+    for (feature, by) in [(Feature::LocalWorkspace, copied.to_owned()), (Feature::HostImage, image)]
+    {
         if all.has(feature) {
             all = all.with(feature, Support::full(by));
         }

@@ -41,9 +41,8 @@ impl Bridge {
 
     /// What changed on both sides, once.
     pub fn conflict(&self) -> Result<()> {
-        let found = std::mem::take(
-            &mut *self.conflicts.lock().unwrap_or_else(PoisonError::into_inner),
-        );
+        let found =
+            std::mem::take(&mut *self.conflicts.lock().unwrap_or_else(PoisonError::into_inner));
         if found.is_empty() {
             return Ok(());
         }

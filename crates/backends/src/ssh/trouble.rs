@@ -29,7 +29,11 @@ const KNOWN: [(&str, &str, &str); 12] = [
         "it refuses the login",
         "give it your key, or load it into the agent: `ssh -o BatchMode=yes HOST true` must work",
     ),
-    ("Too many authentication failures", "it refuses the login", "name the key in ssh's configuration"),
+    (
+        "Too many authentication failures",
+        "it refuses the login",
+        "name the key in ssh's configuration",
+    ),
     (
         "Could not resolve hostname",
         "there is no host of that name",
@@ -37,7 +41,11 @@ const KNOWN: [(&str, &str, &str); 12] = [
     ),
     ("Connection refused", "nobody listens there", "start its ssh server, or correct the port"),
     ("timed out", "it does not answer", "see whether it is up and can be reached from here"),
-    ("No route to host", "it cannot be reached", "see whether it is up and can be reached from here"),
+    (
+        "No route to host",
+        "it cannot be reached",
+        "see whether it is up and can be reached from here",
+    ),
     ("Network is unreachable", "it cannot be reached", "see whether this machine has a network"),
     ("config file", "ssh's configuration cannot be read", "correct the file, or name another one"),
     ("onfiguration option", "ssh's configuration is wrong", "correct the option that ssh names"),
@@ -55,7 +63,8 @@ pub(super) fn no_connection(
     let known = KNOWN.iter().find(|(text, _, _)| said.contains(text));
     let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let last = last.trim().escape_debug().to_string();
-    let (reason, remedy) = known.map_or(("the connection failed", REMEDY), |known| (known.1, known.2));
+    let (reason, remedy) =
+        known.map_or(("the connection failed", REMEDY), |known| (known.1, known.2));
     let told = match (last.is_empty(), status) {
         (false, _) => format!("{reason} (ssh: {last})"),
         (true, Some(status)) => format!("{reason} (ssh: {status})"),

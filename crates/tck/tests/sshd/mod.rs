@@ -170,9 +170,8 @@ fn serve(dir: &Path, disk: Option<&str>, port: u16) -> Child {
     let mut command = match disk {
         None => Command::new(SERVER),
         Some(size) => {
-            let mount = format!(
-                "mount -t tmpfs -o mode=700,size={size} tmpfs {here}/cache && exec \"$@\""
-            );
+            let mount =
+                format!("mount -t tmpfs -o mode=700,size={size} tmpfs {here}/cache && exec \"$@\"");
             let mut apart = Command::new("unshare");
             apart.args(["--mount", "sh", "-c", &mount, "sh", SERVER]);
             apart

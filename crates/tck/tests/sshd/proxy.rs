@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
@@ -85,7 +85,12 @@ impl Inner {
             }
             let allowed = |left: u64| (left != u64::MAX).then(|| left.saturating_sub(read as u64));
             let order = Ordering::SeqCst;
-            if counted && self.left.fetch_update(order, order, allowed).is_ok_and(|left| left < read as u64) {
+            if counted
+                && self
+                    .left
+                    .fetch_update(order, order, allowed)
+                    .is_ok_and(|left| left < read as u64)
+            {
                 self.left.store(u64::MAX, order);
                 self.cut();
             }

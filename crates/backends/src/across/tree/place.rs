@@ -124,7 +124,8 @@ impl Placing<'_> {
 
     fn remove(&mut self, path: &Path) -> Result<(), TreeError> {
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
-        let was_dir = self.tree.base.get(path.as_os_str()).is_some_and(|was| was.kind == Kind::Directory);
+        let was_dir =
+            self.tree.base.get(path.as_os_str()).is_some_and(|was| was.kind == Kind::Directory);
         let how = if was_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(&dir, name, how) {
             // A directory in which there is something new stays.
