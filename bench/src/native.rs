@@ -28,7 +28,7 @@ pub struct Place {
 }
 
 impl Place {
-    fn new() -> Result<Self, Box<dyn Error>> {
+    pub fn new() -> Result<Self, Box<dyn Error>> {
         let dir = tempfile::tempdir()?;
         let source = dir.path().join("true.c");
         let program = dir.path().join("true");
@@ -80,7 +80,7 @@ impl Stockade {
     }
 }
 
-fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
+pub fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
     if ending == Ending::Exited(0) { Ok(()) } else { Err(format!("ended with {ending:?}").into()) }
 }
 
@@ -117,20 +117,22 @@ pub fn measure() -> Measured {
     Ok(())
 }
 
-fn timed(work: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Duration, Box<dyn Error>> {
+pub fn timed(
+    work: impl FnOnce() -> Result<(), Box<dyn Error>>,
+) -> Result<Duration, Box<dyn Error>> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed())
 }
 
-fn timed_async(
+pub fn timed_async(
     runtime: &tokio::runtime::Runtime,
     work: impl Future<Output = Result<(), Box<dyn Error>>>,
 ) -> Result<Duration, Box<dyn Error>> {
     timed(|| runtime.block_on(work))
 }
 
-fn spawn(command: &mut Process) -> Result<(), Box<dyn Error>> {
+pub fn spawn(command: &mut Process) -> Result<(), Box<dyn Error>> {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status()?;
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
 }
