@@ -39,7 +39,7 @@ fn engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
         .env(ENGINE_WORKSPACE, base.join("workspace"))
         .env(MARK, mark)
         // So that the connection's own processes can be told apart from everybody else's.
-        .env("XDG_RUNTIME_DIR", base)
+        .env("XDG_RUNTIME_DIR", base.join("run"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -67,7 +67,10 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
     let mark = format!("sshkilled{}", std::process::id());
     // The connection stays for a moment in case somebody else wants it: its end is waited for now and
     // then, everybody else's each time.
-    let connection = base.path().to_str().unwrap().to_owned();
+    let run = base.path().join("run");
+    fs::create_dir(&run).unwrap();
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();
+    let connection = run.to_str().unwrap();
     let (mut dice, mut slowest) = (Dice(0x5eed), Duration::ZERO);
     for round in 0..KILLS {
         let mut child = engine(&sshd, base.path(), &mark);
@@ -81,7 +84,7 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
         child.wait().unwrap();
         let killed = Instant::now();
         loop {
-            let needles = [mark.as_str(), connection.as_str()];
+            let needles = [mark.as_str(), connection];
             let found = left(&sshd, &needles[..if round % 10 == 0 { 2 } else { 1 }]);
             if found.is_empty() {
                 break;

@@ -33,10 +33,8 @@ pub struct Place {
 }
 
 fn failed(what: &str, error: io::Error) -> Error {
-    let code = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::TooLarge,
-        _ => ErrorCode::System,
-    };
+    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind());
+    let code = if full { ErrorCode::TooLarge } else { ErrorCode::System };
     Error::new(code, "create", format!("{what} cannot be used")).source(error)
 }
 

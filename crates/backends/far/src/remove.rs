@@ -48,8 +48,8 @@ mod tests {
         fs::create_dir(&kept).unwrap();
         fs::write(kept.join("file"), "x").unwrap();
         std::os::unix::fs::symlink(&kept, tree.join("a/link")).unwrap();
-        fs::set_permissions(tree.join("a/b"), Permissions::from_mode(0)).unwrap();
-        fs::set_permissions(tree.join("a"), Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(tree.join("a/b"), Permissions::from_mode(0o000)).unwrap();
+        fs::set_permissions(tree.join("a"), Permissions::from_mode(0o000)).unwrap();
         remove(&tree).unwrap();
         assert!(!tree.exists() && kept.join("file").exists());
         remove(&tree).unwrap();

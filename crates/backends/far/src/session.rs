@@ -149,8 +149,14 @@ impl Session {
             }
         };
         let answer = match ask {
-            Ask::Open { id, capacity } => return Ok(self.open(id, capacity).await),
-            Ask::Watch { execution, cpu_time } => return Ok(self.watch(execution, cpu_time)),
+            Ask::Open { id, capacity } => {
+                self.open(id, capacity).await;
+                return Ok(());
+            }
+            Ask::Watch { execution, cpu_time } => {
+                self.watch(execution, cpu_time);
+                return Ok(());
+            }
             Ask::Create { spec, enforcement } => self.create(*spec, &enforcement).await,
             Ask::Ended { execution, how } => self.ended(execution, how).await,
             Ask::Push => self.arrived().await.map(done),

@@ -152,7 +152,7 @@ impl Turn<'_> {
             (any, self.open) = (true, true);
             self.link.send(Frame::Tree(piece)).await?;
         }
-        packing.await.map_err(|error| thread(error))?.map_err(not_read)?;
+        packing.await.map_err(thread)?.map_err(not_read)?;
         Ok(any)
     }
 
@@ -194,7 +194,9 @@ impl Turn<'_> {
             Tell::Failed(failure) => {
                 Err(failure.error(operation, &self.link.host.name).backend(NAME))
             }
-            tell => Ok((tell, conflicts)),
+            tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => {
+                Ok((tell, conflicts))
+            }
         }
     }
 

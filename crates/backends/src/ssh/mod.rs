@@ -82,7 +82,9 @@ impl Ssh {
                 // It was there, so it is nowhere else.
                 Ok(Said::Gone { found: true }) => return Ok(()),
                 Ok(Said::Gone { found: false }) => {}
-                Ok(_) => unsure = Some(unexpected(&host, "destroy")),
+                Ok(Said::Measured(_) | Said::Listed(_) | Said::Failed(_)) => {
+                    unsure = Some(unexpected(&host, "destroy"));
+                }
                 Err(error) => unsure = Some(error),
             }
         }

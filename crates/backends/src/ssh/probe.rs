@@ -36,38 +36,23 @@ pub(super) fn nothing_configured() -> Capabilities {
     Capabilities::unavailable(NAME, Boundary::None, NO_HOST, NO_HOST_REMEDY)
 }
 
+/// Why a host is not used, and the remedy.
+type Skipped = (String, String);
+
 /// What all that can be reached have.
 pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
-    let (mut usable, mut skipped): (Vec<(String, Capabilities)>, Vec<(String, String, String)>) =
-        Default::default();
+    let (mut usable, mut skipped) = (Vec::new(), Vec::new());
     for (host, measured) in measured {
-        match measured.map(|found| (found.unavailable.clone(), found)) {
-            Ok((None, found)) => usable.push((host.name, found)),
-            Ok((Some((reason, remedy)), _)) => {
-                skipped.push((
-                    host.name.clone(),
-                    format!("host `{}`: {reason}", host.name),
-                    remedy,
-                ));
-            }
-            Err(error) => {
-                let remedy = error.hint().unwrap_or("see docs/backends/ssh.md").to_owned();
-                skipped.push((host.name, error.message().to_owned(), remedy));
-            }
+        match usable_or_not(&host, measured) {
+            Ok(found) => usable.push((host.name, found)),
+            Err(reason) => skipped.push(reason),
         }
     }
-    let reasons = |at: fn(&(String, String, String)) -> &String| {
-        skipped.iter().map(at).cloned().collect::<Vec<_>>().join("; ")
+    let joined = |at: fn(&Skipped) -> &str| skipped.iter().map(at).collect::<Vec<_>>().join("; ");
+    let (reasons, remedies) = (joined(|host| &host.0), joined(|host| &host.1));
+    let Some(boundary) = usable.iter().map(|(_, found)| found.boundary).min() else {
+        return Capabilities::unavailable(NAME, Boundary::None, reasons, remedies);
     };
-    if usable.is_empty() {
-        return Capabilities::unavailable(
-            NAME,
-            Boundary::None,
-            reasons(|host| &host.1),
-            reasons(|host| &host.2),
-        );
-    }
-    let boundary = usable.iter().map(|(_, found)| found.boundary).min().unwrap_or(Boundary::None);
     let shared = |feature: Feature| {
         let all = usable.iter().map(|(host, found)| told(host, found.support(feature)));
         all.reduce(weaker).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
@@ -75,7 +60,21 @@ pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
     let start = Capabilities::none(NAME, boundary);
     let all = Feature::ALL.iter().fold(start, |all, at| all.with(*at, shared(*at)));
     let hosts: Vec<_> = usable.iter().map(|(host, _)| format!("`{host}`")).collect();
-    adapted(all, &hosts.join(", "), &reasons(|host| &host.1))
+    adapted(all, &hosts.join(", "), &reasons)
+}
+
+fn usable_or_not(
+    host: &Host,
+    measured: Result<Capabilities, Error>,
+) -> Result<Capabilities, Skipped> {
+    let found = measured.map_err(|error| {
+        let remedy = error.hint().unwrap_or("see docs/backends/ssh.md").to_owned();
+        (error.message().to_owned(), remedy)
+    })?;
+    match found.unavailable.clone() {
+        Some((reason, remedy)) => Err((format!("host `{}`: {reason}", host.name), remedy)),
+        None => Ok(found),
+    }
 }
 
 /// What is different because it is another host.

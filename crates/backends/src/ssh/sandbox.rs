@@ -153,7 +153,9 @@ impl Watched {
             bridge.link.control(execution, None);
             match told {
                 Ok(Tell::Judged(verdict)) => verdict.over(exit),
-                Ok(_) => lost(exit, "the other side does not say how it ended"),
+                Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
+                    lost(exit, "the other side does not say how it ended")
+                }
                 Err(error) => lost(exit, error.message()),
             }
         })

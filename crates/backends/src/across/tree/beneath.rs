@@ -54,10 +54,7 @@ pub(super) fn readable(
 }
 
 /// The directory in which a path's last part lies, and that part.
-pub(super) fn parent<'p>(
-    root: impl AsFd,
-    path: &'p Path,
-) -> Result<(OwnedFd, &'p OsStr), TreeError> {
+pub(super) fn parent(root: impl AsFd, path: &Path) -> Result<(OwnedFd, &OsStr), TreeError> {
     let name = path.file_name().ok_or_else(|| TreeError::Refused {
         path: super::shown(path),
         what: "names no entry of a directory",
