@@ -9,6 +9,10 @@ mod native;
 mod peers;
 mod pump;
 mod search;
+mod ssh;
+#[path = "../../crates/tck/tests/sshd/mod.rs"]
+#[allow(clippy::unwrap_used, reason = "without a server of its own there is nothing to measure")]
+mod sshd;
 mod table;
 mod views;
 
@@ -17,11 +21,12 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 5] = [
+const ALL: [Measurement; 6] = [
     ("docker", docker::measure),
     ("native", native::measure),
     ("pump", pump::measure),
     ("search", search::measure),
+    ("ssh", ssh::measure),
     ("views", views::measure),
 ];
 

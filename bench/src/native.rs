@@ -81,7 +81,7 @@ impl Stockade {
     }
 }
 
-fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
+pub fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
     if ending == Ending::Exited(0) { Ok(()) } else { Err(format!("ended with {ending:?}").into()) }
 }
 

@@ -1,5 +1,7 @@
 //! The backends: one module each, one cargo feature each.
 
+#[cfg(feature = "across")]
+pub mod across;
 #[cfg(feature = "docker")]
 pub mod docker;
 #[cfg(feature = "landlock")]
@@ -12,3 +14,5 @@ pub mod local;
 pub mod mock;
 #[cfg(feature = "native")]
 pub mod native;
+#[cfg(feature = "ssh")]
+pub mod ssh;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade_backends::docker;
+use stockade_backends::ssh::Host;
 use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
 };
@@ -42,6 +43,8 @@ pub struct Settings {
     pub approval: ApprovalConfig,
     /// Which container engine is used, and how.
     docker: DockerSetting,
+    /// Other hosts.
+    ssh: SshSettings,
 }
 
 /// Which container engine is used, and how.
@@ -52,6 +55,14 @@ struct DockerSetting {
     socket: Option<PathBuf>,
     /// A runtime that is registered there; absent: its default.
     runtime: Option<String>,
+}
+
+/// Other hosts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct SshSettings {
+    /// Those that sandboxes may be built on. A later file's take the place of an earlier one's.
+    hosts: Option<Vec<Host>>,
 }
 
 /// What a tenant may use at once.
@@ -76,6 +87,11 @@ impl Settings {
     /// Boundaries that are accepted; none: any that makes a security claim.
     pub fn boundaries(&self) -> BTreeSet<Boundary> {
         self.boundaries.clone().unwrap_or_default()
+    }
+
+    /// The hosts that sandboxes may be built on.
+    pub fn hosts(&self) -> Vec<Host> {
+        self.ssh.hosts.clone().unwrap_or_default()
     }
 
     /// Where journal and leases live.
@@ -126,6 +142,7 @@ impl Settings {
                 socket: self.docker.socket.or(earlier.docker.socket),
                 runtime: self.docker.runtime.or(earlier.docker.runtime),
             },
+            ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
         }
     }
 }
@@ -174,6 +191,12 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
         Error::new(ErrorCode::Invalid, READ, message.replace('\n', " "))
             .remedy("correct or remove that line")
     })?;
+    let wrong = settings.ssh.hosts.iter().flatten().find_map(|host| Some((host, host.problem()?)));
+    if let Some((host, problem)) = wrong {
+        let name = host.name.escape_debug();
+        let message = format!("`{}`: ssh.hosts: `{name}` {problem}", file.display());
+        return Err(Error::new(ErrorCode::Invalid, READ, message).remedy("correct or remove it"));
+    }
     match &settings.state_dir {
         Some(dir) if !dir.is_absolute() => {
             let message = format!("`{}`: stateDir is not an absolute path", file.display());
@@ -256,10 +279,20 @@ mod tests {
             ("backends = \"native\"", "backends"),
             ("[limits]\nram = \"1g\"", "ram"),
             ("[quotas.a]\nboxes = 1", "boxes"),
+            ("[[ssh.hosts]]\nname = \"a\"\nkey = \"b\"", "key"),
         ] {
             let error = from_toml(text).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains("/etc/x.toml"), "{error}");
         }
+    }
+
+    #[test]
+    fn hosts_are_named_one_by_one_and_a_name_that_is_none_is_refused() {
+        let text = "[[ssh.hosts]]\nname = \"a\"\ncapacity = 2\n[[ssh.hosts]]\nname = \"u@b\"";
+        let hosts = from_toml(text).unwrap().hosts();
+        assert_eq!(hosts.iter().map(|host| &*host.name).collect::<Vec<_>>(), ["a", "u@b"]);
+        let error = from_toml("[[ssh.hosts]]\nname = \"-oX=y\"").unwrap_err().to_string();
+        assert!(error.contains("-oX=y") && error.contains("ssh.hosts"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use stockade_backends::docker::{Docker, Progress};
 use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
+use stockade_backends::ssh::Ssh;
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_engine::Engine;
 
@@ -27,6 +28,7 @@ fn real_with(native: Native, settings: &Settings) -> Vec<Arc<dyn Backend>> {
         Arc::new(native),
         Arc::new(Docker::new(settings.docker(), fetching())),
         Arc::new(Landlock::new()),
+        Arc::new(Ssh::new(settings.hosts())),
     ]
 }
 
@@ -50,7 +52,7 @@ pub fn has_namespaces(name: &BackendName) -> bool {
 }
 
 /// One of them by name.
-pub fn backend(name: &BackendName, settings: &Settings) -> Result<Arc<dyn Backend>> {
+pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
     let all = real(settings);
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
     named.ok_or_else(|| unknown(name, &all))

@@ -313,23 +313,36 @@ impl Inner {
                 Err(Error::new(ErrorCode::Denied, "destroy", message)
                     .remedy("end it through the engine that made it: `stockade kill`"))
             }
-            Some(_) => self.reap().await.map(drop),
+            Some(_) => {
+                let (_, unreachable) = self.reap_what_can_be().await?;
+                let own = unreachable.into_iter().find(|(left, _)| left == id);
+                own.map_or(Ok(()), |(_, error)| Err(error))
+            }
         }
     }
 
     /// Destroys what dead engines left. Leases of a backend that this engine does not have, or that
     /// cannot be reached now, are kept for the next one: what it left must not stop everything else.
     pub(crate) async fn reap(&self) -> Result<Vec<SandboxId>> {
-        let mut reaped = Vec::new();
+        self.reap_what_can_be().await.map(|(reaped, _)| reaped)
+    }
+
+    /// The same; also says what could not be reached, and why.
+    async fn reap_what_can_be(&self) -> Result<(Vec<SandboxId>, Vec<(SandboxId, Error)>)> {
+        let (mut reaped, mut unreachable) = (Vec::new(), Vec::new());
         for stale in self.leases.claim_stale()? {
             let Some(backend) = self.registry.get(&stale.body().backend) else {
                 continue;
             };
-            match self.destroy_within(backend.as_ref(), &stale.body().id).await {
-                Err(error) if error.code() == ErrorCode::Unavailable => continue,
+            let sandbox = stale.body().id.clone();
+            match self.destroy_within(backend.as_ref(), &sandbox).await {
+                // It may be back another time; until then others are not held up by it.
+                Err(error) if error.code() == ErrorCode::Unavailable => {
+                    unreachable.push((sandbox, error));
+                    continue;
+                }
                 destroyed => destroyed?,
             }
-            let sandbox = stale.body().id.clone();
             let detail = Some("reaped: its engine had ended".into());
             self.journal.append(Event::Destroyed {
                 sandbox: sandbox.clone(),
@@ -339,7 +352,7 @@ impl Inner {
             stale.finish()?;
             reaped.push(sandbox);
         }
-        Ok(reaped)
+        Ok((reaped, unreachable))
     }
 }
 

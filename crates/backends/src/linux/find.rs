@@ -49,6 +49,7 @@ pub(crate) fn kill_if(pid: i32, meant: impl Fn(i32) -> bool) -> Option<OwnedFd> 
 }
 
 /// The parent of a process, held on to.
+#[cfg(feature = "landlock")]
 pub(crate) fn parent(pid: i32) -> Option<OwnedFd> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is its own choice and may hold anything: the fields start behind its last bracket.

@@ -38,10 +38,7 @@ pub(crate) fn held(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
 /// The events of one execution, with limits named at the exit.
 pub(crate) struct Watched {
     inner: Box<dyn ProcessEvents>,
-    running: Arc<Running>,
-    cpu_before: Span,
-    ooms_before: u64,
-    watch: AbortHandle,
+    watching: Watching,
 }
 
 impl Watched {
@@ -51,11 +48,28 @@ impl Watched {
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
     ) -> Self {
+        Self { inner, watching: Watching::new(running, control, cpu_time) }
+    }
+}
+
+/// One execution that is held to its limits. Dropping it ends the watch.
+pub(crate) struct Watching {
+    running: Arc<Running>,
+    cpu_before: Span,
+    ooms_before: u64,
+    watch: AbortHandle,
+}
+
+impl Watching {
+    pub(crate) fn new(
+        running: &Arc<Running>,
+        control: &Arc<dyn ProcessControl>,
+        cpu_time: Option<Span>,
+    ) -> Self {
         let cpu_before =
             running.group.as_ref().and_then(Group::cpu_time).unwrap_or(Span::millis(0));
         let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), cpu_time));
         Self {
-            inner,
             running: Arc::clone(running),
             cpu_before,
             ooms_before: running.oom_kills(),
@@ -63,7 +77,9 @@ impl Watched {
         }
     }
 
-    fn judge(&self, exit: Exit) -> Exit {
+    /// Names the limit that ended it, and says what it used.
+    pub(crate) fn judge(&self, exit: Exit) -> Exit {
+        self.watch.abort();
         let limit = self.running.breached().or_else(|| self.limit_of(&exit.status));
         let status = limit.map_or(exit.status, ExitStatus::LimitExceeded);
         let group = self.running.group.as_ref();
@@ -94,7 +110,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for Watching {
     fn drop(&mut self) {
         self.watch.abort();
     }
@@ -104,10 +120,7 @@ impl Drop for Watched {
 impl ProcessEvents for Watched {
     async fn next(&mut self) -> Option<ProcessEvent> {
         match self.inner.next().await {
-            Some(ProcessEvent::Exit(exit)) => {
-                self.watch.abort();
-                Some(ProcessEvent::Exit(self.judge(exit)))
-            }
+            Some(ProcessEvent::Exit(exit)) => Some(ProcessEvent::Exit(self.watching.judge(exit))),
             other => other,
         }
     }

@@ -5,10 +5,13 @@
 
 mod plan;
 mod probe;
-mod sandbox;
+pub(crate) mod sandbox;
+#[cfg(feature = "across")]
+mod walls;
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -19,6 +22,8 @@ use stockade_core::{
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
 use sandbox::NativeSandbox;
+#[cfg(feature = "across")]
+pub use walls::{Execution, Walls};
 
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
@@ -80,7 +85,8 @@ impl Native {
         linux::answer(NAME, pending).await
     }
 
-    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
+    /// The walls of a sandbox, and this side's end of its pipe.
+    async fn erect(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Built, UnixStream)> {
         let held = hold::take(&NAME, admitted.spec())?;
         let group = self.site.group(id, admitted)?;
         let (ours, theirs) = self.site.pipe()?;
@@ -93,6 +99,11 @@ impl Native {
             written: Vec::new(),
             held,
         };
+        Ok((built, ours))
+    }
+
+    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
+        let (built, ours) = self.erect(id, admitted).await?;
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
         Ok(NativeSandbox { running, client, user: plan::user(admitted.spec()) })
     }

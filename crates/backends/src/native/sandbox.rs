@@ -28,7 +28,7 @@ impl Sandbox for NativeSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let command = self.settle(command);
+        let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })
@@ -39,14 +39,12 @@ impl Sandbox for NativeSandbox {
     }
 }
 
-impl NativeSandbox {
-    /// A home that can be written to, and no change of user where it is the sandbox's own.
-    fn settle(&self, command: &Command) -> Command {
-        let mut command = command.clone();
-        if let Ok(name) = "HOME".parse::<EnvName>() {
-            command.env.entry(name).or_insert_with(|| HOME.into());
-        }
-        command.user = command.user.filter(|user| *user != self.user);
-        command
+/// A home that can be written to, and no change of user where it is the sandbox's own.
+pub(crate) fn settle(command: &Command, own: User) -> Command {
+    let mut command = command.clone();
+    if let Ok(name) = "HOME".parse::<EnvName>() {
+        command.env.entry(name).or_insert_with(|| HOME.into());
     }
+    command.user = command.user.filter(|user| *user != own);
+    command
 }

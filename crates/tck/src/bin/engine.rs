@@ -7,12 +7,16 @@ use std::sync::Arc;
 use stockade_backends::docker::{self, Docker};
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
+use stockade_backends::ssh::{Host, Ssh};
 use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
 use stockade_tck::{
     EngineFailure, OnHost, Options, Subject, churn_engine, hostile, run, serve_engine,
 };
+
+/// The variable that names the configuration of `ssh` for the subject of that name.
+const SSH_CONFIG: &str = "STOCKADE_TCK_SSH_CONFIG";
 
 fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
@@ -22,13 +26,21 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
         }
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
+        Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![host()?]))))),
         Some(other) if other.starts_with("docker:") => {
             let socket = other.strip_prefix("docker:").map(Into::into);
             let options = docker::Options { socket, runtime: None };
             Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
         }
-        _ => Err("name a subject: mock, control, landlock, native or docker:SOCKET".into()),
+        _ => Err("name a subject: mock, control, landlock, native, ssh or docker:SOCKET".into()),
     }
+}
+
+/// The host `far` of that configuration.
+fn host() -> Result<Host, EngineFailure> {
+    let config = std::env::var_os(SSH_CONFIG).ok_or(format!("{SSH_CONFIG} is not set"))?;
+    let (name, options) = ("far".into(), Vec::new());
+    Ok(Host { name, config: Some(config.into()), options, capacity: None })
 }
 
 /// Judges the subject by the cases that hold one of the texts given, those of the hostile corpus

@@ -1,0 +1,226 @@
+//! Where this program keeps things on its host: itself, by version, and one directory per sandbox, which
+//! the process that serves it holds a lock on. A directory without one is a dead process's.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use stockade_backends::native::Native;
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+
+use crate::remove::remove;
+
+/// How long another version that nobody may need any more is kept.
+const STALE: Duration = Duration::from_secs(24 * 3600);
+/// How long a process that was killed may take to let go.
+const LET_GO: Duration = Duration::from_secs(5);
+
+/// Where everything lies.
+pub struct Base {
+    root: PathBuf,
+    /// This version's own directory.
+    own: PathBuf,
+}
+
+/// One sandbox's directory, held.
+pub struct Place {
+    dir: PathBuf,
+    _held: File,
+}
+
+fn failed(what: &str, error: io::Error) -> Error {
+    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind());
+    let code = if full { ErrorCode::TooLarge } else { ErrorCode::System };
+    Error::new(code, "create", format!("{what} cannot be used")).source(error)
+}
+
+impl Base {
+    /// Told by where this program lies: `BASE/far/VERSION/stockade-far`.
+    pub fn of_this_program() -> Result<Self> {
+        let program = std::env::current_exe().map_err(|error| failed("this program", error))?;
+        let mut above = program.ancestors().skip(1).map(Path::to_owned);
+        let (Some(own), Some(far), Some(root)) = (above.next(), above.next(), above.next()) else {
+            return Err(Error::new(
+                ErrorCode::Invalid,
+                "start",
+                "this program was not carried here",
+            ));
+        };
+        for dir in [&own, &far] {
+            private(dir)?;
+        }
+        Ok(Self { root, own })
+    }
+
+    /// Where this version keeps what it has measured.
+    pub fn own(&self) -> &Path {
+        &self.own
+    }
+
+    fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
+    fn dir(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    /// Held by whoever makes a directory or looks for dead ones, so that one that is being made is not
+    /// taken for one.
+    fn lock(&self) -> io::Result<File> {
+        match DirBuilder::new().mode(0o700).create(self.sandboxes()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let lock = File::options().create(true).append(true).open(self.root.join("lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        Ok(lock)
+    }
+
+    /// The sandboxes that have a directory.
+    pub fn ids(&self) -> Vec<SandboxId> {
+        let entries = fs::read_dir(self.sandboxes()).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    }
+
+    /// Makes the directory of a new sandbox.
+    pub fn open(&self, id: &SandboxId, capacity: Option<u32>) -> Result<Place> {
+        let _lock = self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
+        if capacity.is_some_and(|most| self.ids().len() >= most as usize) {
+            let message = "it has as many sandboxes as it may";
+            return Err(Error::new(ErrorCode::QuotaExceeded, "create", message)
+                .remedy("end some of them, or raise its capacity in the configuration"));
+        }
+        let dir = self.dir(id);
+        let made = Place::make(&dir);
+        if made.is_err() {
+            let _ = remove(&dir);
+        }
+        made.map_err(|error| failed("the sandbox's directory", error))
+    }
+
+    /// Removes what dead processes have left.
+    pub async fn reap(&self, native: &Native) -> Result<()> {
+        let dead: Vec<_> = {
+            let _lock =
+                self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
+            let held = |id: SandboxId| Some((dead(&self.dir(&id))?, id));
+            self.ids().into_iter().filter_map(held).collect()
+        };
+        for (_held, id) in &dead {
+            crate::end(native, id).await?;
+            gone(&self.dir(id))?;
+        }
+        Ok(())
+    }
+
+    /// Removes every trace of a sandbox, whoever serves it. Says whether there was any.
+    pub async fn destroy(&self, id: &SandboxId, native: &Native) -> Result<bool> {
+        let dir = self.dir(id);
+        let found = dir.exists();
+        if found {
+            end_server(&dir).await;
+        }
+        crate::end(native, id).await?;
+        gone(&dir)?;
+        Ok(found)
+    }
+
+    /// Removes versions that nobody has used for long, and what was left half-way when one was carried.
+    pub fn tidy(&self) {
+        let versions = fs::read_dir(self.root.join("far")).into_iter().flatten().flatten();
+        let old = |path: &PathBuf| {
+            let age = fs::metadata(path).and_then(|found| found.modified()).ok();
+            age.and_then(|time| SystemTime::now().duration_since(time).ok()) > Some(STALE)
+        };
+        for version in versions.map(|entry| entry.path()).filter(|path| *path != self.own) {
+            if old(&version) {
+                let _ = remove(&version);
+            }
+        }
+    }
+}
+
+/// Whether nobody else can have put something here.
+fn private(dir: &Path) -> Result<()> {
+    let found = fs::symlink_metadata(dir).map_err(|error| failed("its own directory", error))?;
+    let own = rustix::process::geteuid().as_raw();
+    if found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let message = format!("`{}` can be written to by others", dir.display());
+    Err(Error::new(ErrorCode::Denied, "start", message)
+        .remedy("remove it there, or give it to this user alone with mode 0700"))
+}
+
+/// The lock of a directory whose process is dead, taken; nothing if it lives.
+fn dead(dir: &Path) -> Option<Option<File>> {
+    let lock = match File::open(dir.join("lock")) {
+        Ok(lock) => lock,
+        // Killed before it had a lock: whoever makes one is kept out while this is asked.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(None),
+        Err(_) => return None,
+    };
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(Some(lock))
+}
+
+/// Ends the process that serves a sandbox, and with it everything that it has built.
+async fn end_server(dir: &Path) {
+    let until = tokio::time::Instant::now() + LET_GO;
+    while dir.exists() && dead(dir).is_none() && tokio::time::Instant::now() < until {
+        if let Some(server) = server(dir) {
+            // It may have ended by itself.
+            let _ = pidfd_send_signal(&server, Signal::KILL);
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The process that holds a directory, if it is one of this program's.
+fn server(dir: &Path) -> Option<rustix::fd::OwnedFd> {
+    let mut text = String::new();
+    File::open(dir.join("lock")).ok()?.take(16).read_to_string(&mut text).ok()?;
+    let pid = text.trim().parse().ok()?;
+    let server = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let ours = program.file_name()?.to_str()?.starts_with("stockade-far");
+    // Asked after the descriptor was taken: it still holds the lock, so it is the one.
+    (ours && dead(dir).is_none()).then_some(server)
+}
+
+/// Removes a sandbox's directory and checks that it is gone (C-30).
+fn gone(dir: &Path) -> Result<()> {
+    let left = |what: String| Error::new(ErrorCode::LeftBehind, "destroy", what);
+    let message = format!("`{}` cannot be removed", dir.display());
+    remove(dir).map_err(|error| left(message.clone()).source(error))?;
+    if dir.exists() { Err(left(message)) } else { Ok(()) }
+}
+
+impl Place {
+    fn make(dir: &Path) -> io::Result<Self> {
+        DirBuilder::new().mode(0o700).create(dir)?;
+        let mut held = File::options().create_new(true).append(true).open(dir.join("lock"))?;
+        flock(&held, FlockOperation::NonBlockingLockExclusive)?;
+        write!(held, "{}", std::process::id())?;
+        let workspace = dir.join("workspace");
+        DirBuilder::new().create(&workspace)?;
+        fs::set_permissions(&workspace, Permissions::from_mode(0o755))?;
+        Ok(Self { dir: dir.to_owned(), _held: held })
+    }
+
+    /// The directory that is the workspace there.
+    pub fn workspace(&self) -> PathBuf {
+        self.dir.join("workspace")
+    }
+
+    /// Removes it.
+    pub fn remove(self) -> Result<()> {
+        gone(&self.dir)
+    }
+}

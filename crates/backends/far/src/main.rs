@@ -1,0 +1,82 @@
+//! The program that is carried to another host: runs the native backend there for an engine that speaks
+//! to it over its standard streams. It ends by itself, with everything it has built, when nobody speaks
+//! any more.
+//!
+//! It never runs anything outside walls.
+
+mod agent;
+mod base;
+mod measure;
+mod remove;
+mod serve;
+mod session;
+mod streams;
+
+use std::io::{Read, Write};
+use std::process::ExitCode;
+
+use stockade_backends::across::words::Said;
+use stockade_backends::native::Native;
+use stockade_core::{Backend, Error, ErrorCode, Result, SandboxId};
+
+use base::Base;
+
+/// The longest id, and a newline.
+const ID: u64 = 64;
+
+fn main() -> ExitCode {
+    let asked = std::env::args().nth(1);
+    let serves = asked.as_deref() == Some("serve");
+    // A copy of this process becomes the launcher, while there is only one thread to copy.
+    let native = if serves { Native::ahead() } else { Native::new() };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    let base = Base::of_this_program();
+    if serves {
+        let served = runtime.block_on(serve::serve(native, base));
+        // Whoever still waits for input in a thread of its own is not waited for.
+        runtime.shutdown_background();
+        return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let answer = runtime.block_on(answer(asked.as_deref().unwrap_or_default(), &native, base));
+    let said = answer.unwrap_or_else(|error| Said::Failed((&error).into()));
+    let Ok(text) = serde_json::to_string(&said) else { return ExitCode::FAILURE };
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// One thing and no sandbox.
+async fn answer(asked: &str, native: &Native, base: Result<Base>) -> Result<Said> {
+    let base = base?;
+    match asked {
+        "probe" => {
+            base.reap(native).await?;
+            base.tidy();
+            Ok(Said::Measured(Box::new(measure::anew(native, &base).await)))
+        }
+        "list" => Ok(Said::Listed(base.ids())),
+        "destroy" => {
+            let found = base.destroy(&id_from_input()?, native).await?;
+            base.reap(native).await?;
+            Ok(Said::Gone { found })
+        }
+        other => Err(Error::new(ErrorCode::Invalid, "start", format!("`{other}` is no request"))),
+    }
+}
+
+/// Ids never stand in a command line: the connection's own processes would carry them on.
+fn id_from_input() -> Result<SandboxId> {
+    let mut text = String::new();
+    let read = std::io::stdin().take(ID).read_to_string(&mut text);
+    let wrong = || Error::new(ErrorCode::Invalid, "destroy", "no sandbox is named");
+    read.map_err(|error| wrong().source(error))?;
+    text.trim().parse().map_err(|error| wrong().source(error))
+}
+
+/// Keeps the backend's trait in scope for who asks it to destroy.
+async fn end(native: &Native, id: &SandboxId) -> Result<()> {
+    native.destroy(id).await
+}

@@ -1,0 +1,75 @@
+//! How a whole tree looks now. Nothing is opened but directories.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, OFlags, statat};
+use rustix::io::Errno;
+
+use super::stamp::{Kind, Stamp};
+use super::{Manifest, Side, TreeError, beneath};
+
+/// The deepest tree that is copied: each level holds a descriptor.
+const DEPTH: usize = 256;
+/// The most entries.
+const ENTRIES: usize = 1_000_000;
+
+/// Looks at everything below the root.
+pub(super) fn scan(root: &OwnedFd, side: Side) -> Result<Manifest, TreeError> {
+    let mut found = Manifest::new();
+    let top = beneath::readable(root, Path::new(""), OFlags::DIRECTORY, side);
+    let top = top.map_err(|error| TreeError::at(Path::new("."), error))?;
+    Scan { side, found: &mut found }.directory(&top, Path::new(""), 0)?;
+    Ok(found)
+}
+
+struct Scan<'a> {
+    side: Side,
+    found: &'a mut Manifest,
+}
+
+impl Scan<'_> {
+    fn directory(&mut self, dir: &OwnedFd, path: &Path, depth: usize) -> Result<(), TreeError> {
+        if depth > DEPTH {
+            return Err(TreeError::TooLarge(format!("{DEPTH} directories in each other")));
+        }
+        for item in Dir::read_from(dir).map_err(|errno| TreeError::at(path, errno))? {
+            let item = item.map_err(|errno| TreeError::at(path, errno))?;
+            let name = OsStr::from_bytes(item.file_name().to_bytes());
+            if name != "." && name != ".." {
+                self.entry(dir, name, path.join(name), depth)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        dir: &OwnedFd,
+        name: &OsStr,
+        path: PathBuf,
+        depth: usize,
+    ) -> Result<(), TreeError> {
+        let stat = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            // It vanished between being listed and being looked at.
+            Err(Errno::NOENT) => return Ok(()),
+            stat => stat.map_err(|errno| TreeError::at(&path, errno))?,
+        };
+        let Some(stamp) = Stamp::of(&stat, self.side) else { return Ok(()) };
+        let is_dir = stamp.kind == Kind::Directory;
+        if self.found.len() >= ENTRIES {
+            return Err(TreeError::TooLarge(format!("{ENTRIES} files")));
+        }
+        self.found.insert(OsString::from(&path), stamp);
+        if !is_dir {
+            return Ok(());
+        }
+        match beneath::readable(dir, Path::new(name), OFlags::DIRECTORY, self.side) {
+            Ok(inner) => self.directory(&inner, &path, depth + 1),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(TreeError::at(&path, error)),
+        }
+    }
+}

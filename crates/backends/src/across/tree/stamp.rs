@@ -1,0 +1,61 @@
+//! How a file looked: enough to tell whether it has changed since.
+
+use rustix::fs::{FileType, Stat};
+
+use super::Side;
+
+/// What kind of thing it is. Fifos, sockets and devices mean nothing elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    Directory,
+    Symlink,
+}
+
+/// How it looked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub kind: Kind,
+    pub mode: u32,
+    details: Option<Details>,
+}
+
+/// What a directory has not: its own changes with what is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Details {
+    size: i64,
+    inode: u64,
+    modified: (i64, u64),
+    /// When anything about it changed, names and permissions included.
+    changed: (i64, u64),
+}
+
+/// The bits that travel: those that change who a program runs as do not.
+pub(super) const MODE: u32 = 0o777;
+
+impl Stamp {
+    /// Nothing for what does not travel.
+    pub fn of(stat: &Stat, side: Side) -> Option<Self> {
+        let kind = kind(stat)?;
+        let changed = (stat.st_ctime, stat.st_ctime_nsec);
+        let details = Details {
+            size: stat.st_size,
+            inode: stat.st_ino,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: if side == Side::Far { changed } else { (0, 0) },
+        };
+        // A link has no permissions of its own.
+        let mode = if kind == Kind::Symlink { MODE } else { stat.st_mode & MODE };
+        Some(Self { kind, mode, details: (kind != Kind::Directory).then_some(details) })
+    }
+}
+
+pub(super) fn kind(stat: &Stat) -> Option<Kind> {
+    let found = FileType::from_raw_mode(stat.st_mode);
+    let known = [
+        (FileType::RegularFile, Kind::File),
+        (FileType::Directory, Kind::Directory),
+        (FileType::Symlink, Kind::Symlink),
+    ];
+    known.into_iter().find(|(kind, _)| *kind == found).map(|(_, kind)| kind)
+}

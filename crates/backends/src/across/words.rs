@@ -1,0 +1,196 @@
+//! What the two ends ask and answer. A request may be preceded by pieces of the workspace, and so may
+//! its answer; one request is under way at a time.
+
+use serde::{Deserialize, Serialize};
+use stockade_core::{
+    Bytes, Capabilities, Enforcement, Error, ErrorCode, Exit, ExitStatus, LimitKind, SandboxId,
+    SandboxSpec, Signal, Span,
+};
+
+/// The first line of the program on the other side, before any frame.
+pub const HELLO: &[u8] = b"stockade-far 1\n";
+
+/// What this side asks of the other one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Ask {
+    /// Makes a place for a sandbox. Not answered by itself: pieces of the workspace, if any, and
+    /// `Create` follow at once.
+    Open {
+        /// The sandbox.
+        id: SandboxId,
+        /// How many may live there at once.
+        capacity: Option<u32>,
+    },
+    /// Builds the walls, with the workspace that was sent.
+    Create {
+        /// What was asked for. Its workspace is read for its kind alone.
+        spec: Box<SandboxSpec>,
+        /// How each limit is expected to hold.
+        enforcement: Vec<Enforcement>,
+    },
+    /// Holds an execution that starts next to its limits. Not answered.
+    Watch {
+        /// Its number.
+        execution: u32,
+        /// Its processor time.
+        cpu_time: Option<Span>,
+    },
+    /// An execution has ended: which limit was it, what did it use, and what has changed?
+    Ended {
+        /// Its number.
+        execution: u32,
+        /// How, as far as the agent can tell.
+        how: How,
+    },
+    /// Takes over the changes that were sent.
+    Push,
+    /// What has changed?
+    Pull,
+    /// Takes everything down, and brings the last changes.
+    Destroy,
+}
+
+/// What the other side says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Tell {
+    /// Done; these files had changed there too, and were left alone.
+    Done {
+        /// Their paths.
+        conflicts: Vec<String>,
+    },
+    /// How an execution ended.
+    Judged(Verdict),
+    /// It could not be done.
+    Failed(Failure),
+    /// Not an answer: this execution has gone beyond a limit and is to be ended.
+    Kill {
+        /// Its number.
+        execution: u32,
+    },
+}
+
+/// How an execution ended, as far as the agent can tell.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum How {
+    /// It exited, or never started.
+    Exited,
+    /// A signal ended it.
+    Signalled(i32),
+    /// Nobody can tell.
+    Lost,
+}
+
+/// What the counters of the other host say about an execution.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Verdict {
+    /// The limit that ended it.
+    pub limit: Option<LimitKind>,
+    /// Processor time.
+    pub cpu_time: Option<Span>,
+    /// Highest memory.
+    pub peak_memory: Option<Bytes>,
+}
+
+/// An error that travels.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Failure {
+    /// Its code's name.
+    pub code: String,
+    /// What went wrong.
+    pub message: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+impl How {
+    /// What is known of an exit on this side.
+    pub fn of(status: &ExitStatus) -> Self {
+        match status {
+            ExitStatus::Exited(_) | ExitStatus::StartFailed(_) | ExitStatus::LimitExceeded(_) => {
+                Self::Exited
+            }
+            ExitStatus::Signalled(signal) => Self::Signalled(signal.0),
+            ExitStatus::Lost(_) => Self::Lost,
+        }
+    }
+
+    /// The same for who judges it.
+    pub fn exit(self) -> Exit {
+        Exit::from(match self {
+            Self::Exited => ExitStatus::Exited(0),
+            Self::Signalled(number) => ExitStatus::Signalled(Signal(number)),
+            Self::Lost => ExitStatus::Lost(String::new()),
+        })
+    }
+}
+
+impl Verdict {
+    /// What was judged.
+    pub fn of(judged: &Exit) -> Self {
+        let limit = match judged.status {
+            ExitStatus::LimitExceeded(limit) => Some(limit),
+            ExitStatus::Exited(_)
+            | ExitStatus::Signalled(_)
+            | ExitStatus::StartFailed(_)
+            | ExitStatus::Lost(_) => None,
+        };
+        Self { limit, cpu_time: judged.cpu_time, peak_memory: judged.peak_memory }
+    }
+
+    /// The exit with what the other side knows of it.
+    pub fn over(self, exit: Exit) -> Exit {
+        Exit {
+            status: self.limit.map_or(exit.status, ExitStatus::LimitExceeded),
+            cpu_time: self.cpu_time.or(exit.cpu_time),
+            peak_memory: self.peak_memory.or(exit.peak_memory),
+        }
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        let mut message = error.message().to_owned();
+        let mut source = std::error::Error::source(error);
+        while let Some(cause) = source {
+            message = format!("{message}: {cause}");
+            source = cause.source();
+        }
+        let code = error.code().name().into();
+        Self { code, message, remedy: error.hint().map(str::to_owned) }
+    }
+}
+
+impl Failure {
+    /// The public form, told of this host.
+    pub fn error(self, operation: &'static str, host: &str) -> Error {
+        let known = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
+        let code = known.unwrap_or(ErrorCode::Protocol);
+        let error = Error::new(code, operation, format!("host `{host}`: {}", self.message));
+        match self.remedy {
+            Some(remedy) => error.remedy(remedy),
+            None => error,
+        }
+    }
+}
+
+/// What the program on the other side prints when it is asked one thing and not for a sandbox.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Said {
+    /// What its host lets it enforce.
+    Measured(Box<Capabilities>),
+    /// The sandboxes there.
+    Listed(Vec<SandboxId>),
+    /// Nothing is left of a sandbox.
+    Gone {
+        /// Whether anything was there.
+        found: bool,
+    },
+    /// It could not be done.
+    Failed(Failure),
+}

@@ -1,0 +1,56 @@
+//! A native sandbox for somebody who speaks to its agent from elsewhere: walls, the pipe, and the host's
+//! own counts. Decides nothing about what goes over the pipe.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use stockade_core::{Admitted, Backend, Exit, ProcessControl, Result, SandboxId, Span};
+#[cfg(feature = "ssh")]
+use stockade_core::{SandboxSpec, User};
+
+use super::Native;
+use crate::linux::running::Running;
+use crate::linux::watch::Watching;
+
+/// The walls of one sandbox. They stand until the backend destroys them.
+pub struct Walls {
+    running: Arc<Running>,
+}
+
+/// One execution in them, held to its limits. Dropping it ends the watch.
+pub struct Execution(Watching);
+
+impl Native {
+    /// Builds the walls and hands back the pipe to the agent, which has not said hello yet. As with
+    /// `create`, nothing is left if it fails.
+    pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
+        match self.erect(id, admitted).await {
+            Ok((built, pipe)) => Ok((Walls { running: self.site.note(id, built, admitted) }, pipe)),
+            Err(error) => {
+                self.destroy(id).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whom everything in a sandbox of this spec runs as.
+    #[cfg(feature = "ssh")]
+    pub(crate) fn user(spec: &SandboxSpec) -> User {
+        super::plan::user(spec)
+    }
+}
+
+impl Walls {
+    /// Holds an execution that is about to start to its processor time, and the sandbox to its other
+    /// limits meanwhile. `control` ends the execution.
+    pub fn watch(&self, control: &Arc<dyn ProcessControl>, cpu_time: Option<Span>) -> Execution {
+        Execution(Watching::new(&self.running, control, cpu_time))
+    }
+}
+
+impl Execution {
+    /// Names the limit that ended it, and says what it used (C-16).
+    pub fn judge(&self, exit: Exit) -> Exit {
+        self.0.judge(exit)
+    }
+}

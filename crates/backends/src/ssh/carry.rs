@@ -1,0 +1,163 @@
+//! The program for the other side: which one it is, how it is started there, and how it gets there when it
+//! is missing. It is checked by its sum before it is in its place, and found by it afterwards.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use stockade_core::{Error, ErrorCode, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::host::{CONNECTING, Host};
+use super::trouble::{no_connection, no_ssh};
+use crate::across::words::Said;
+
+const PROGRAM: &[u8] = include_bytes!(env!("STOCKADE_FAR"));
+/// Its SHA-256, by which it is named there.
+pub(super) const SUM: &str = env!("STOCKADE_FAR_SUM");
+
+/// How long carrying it may take over a slow line.
+const CARRYING: Duration = Duration::from_secs(100);
+/// How long one question may take, a host that has to be measured included.
+const ANSWER: Duration = Duration::from_secs(30);
+/// The longest answer, and the most of what `ssh` says that is kept.
+const LONGEST: u64 = 1 << 20;
+const SAID: u64 = 16 * 1024;
+
+/// How a shell says that there is no such program, or that it cannot be executed.
+const MISSING: [i32; 2] = [127, 126];
+
+/// Has the program do one thing there. It must belong to who runs it: a place that others can write to
+/// could hold anything.
+pub(super) fn start_script(verb: &str) -> String {
+    format!(
+        "p=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/far/{SUM}/stockade-far\"; \
+         [ -O \"$p\" ] || exit 127; exec \"$p\" {verb}"
+    )
+}
+
+/// Puts what comes in on standard input where the program belongs, if it is the right one.
+fn carry_script() -> String {
+    format!(
+        "set -eu; umask 077; b=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/far\"; \
+         mkdir -p \"$b\"; [ -O \"$b\" ] || {{ echo \"$b belongs to somebody else\" >&2; exit 77; }}; \
+         t=\"$b/new-$$\"; trap \"rm -rf \\\"$t\\\"\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; \
+         mkdir \"$t\"; cat >\"$t/stockade-far\"; s=$(sha256sum \"$t/stockade-far\"); \
+         [ \"${{s%% *}}\" = {SUM} ] || {{ echo \"what arrived is not what was sent\" >&2; exit 65; }}; \
+         chmod 700 \"$t/stockade-far\"; mkdir -p \"$b/{SUM}\"; \
+         mv -f \"$t/stockade-far\" \"$b/{SUM}/stockade-far\""
+    )
+}
+
+/// Whether a call ended because the program is not there.
+pub(super) fn is_missing(status: std::process::ExitStatus) -> bool {
+    status.code().is_some_and(|code| MISSING.contains(&code))
+}
+
+/// Brings the program there.
+pub(super) async fn carry(host: &Host) -> Result<()> {
+    let carried = timeout(CARRYING, feed(host, host.call(&carry_script())?, PROGRAM)).await;
+    let (status, _, said) = carried.map_err(|_| too_slow(host, "carrying the program there"))??;
+    if status.success() {
+        return Ok(());
+    }
+    if status.code() == Some(255) {
+        return Err(no_connection(host, "connect", Some(status), &said));
+    }
+    let last = said.lines().last().unwrap_or("it did not say why").escape_debug().to_string();
+    let error = host.failed("connect", format!("the program cannot be put there: {last}"));
+    Err(error.remedy("see that `~/.cache/stockade` there is yours alone, and that there is room"))
+}
+
+/// Asks the program one thing, carrying it there first if it has to be.
+pub(super) async fn ask(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
+    let asked = async {
+        let (status, answer, said) = feed(host, host.call(&start_script(verb))?, input).await?;
+        if !is_missing(status) {
+            return read(host, status, &answer, &said);
+        }
+        carry(host).await?;
+        let (status, answer, said) = feed(host, host.call(&start_script(verb))?, input).await?;
+        read(host, status, &answer, &said)
+    };
+    let limit = ANSWER + CARRYING;
+    timeout(limit, asked).await.unwrap_or_else(|_| Err(too_slow(host, "an answer")))
+}
+
+fn too_slow(host: &Host, what: &str) -> Error {
+    let message = format!("host `{}`: {what} took too long", host.name);
+    Error::new(ErrorCode::TooSlow, "connect", message).backend(super::NAME)
+}
+
+fn read(host: &Host, status: std::process::ExitStatus, answer: &str, said: &str) -> Result<Said> {
+    // Whatever a login shell prints comes before it.
+    let line = answer.lines().last().unwrap_or_default();
+    match serde_json::from_str(line) {
+        Ok(Said::Failed(failure)) => Err(failure.error("connect", &host.name)),
+        Ok(said) => Ok(said),
+        Err(_) if is_missing(status) => {
+            let remedy = "see whether programs may be run from `~/.cache` there";
+            Err(host.failed("connect", "the program cannot be run there").remedy(remedy))
+        }
+        Err(_) => Err(no_connection(host, "connect", Some(status), said)),
+    }
+}
+
+/// Runs a call to its end: its status, its output, and what `ssh` said.
+async fn feed(
+    host: &Host,
+    mut call: Command,
+    input: &[u8],
+) -> Result<(std::process::ExitStatus, String, String)> {
+    // Never closed, so always given.
+    let _one_of_few = CONNECTING.acquire().await.ok();
+    call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
+    let (answer, told) = exchange(&mut child, input).await;
+    let status = child.wait().await.map_err(|error| no_ssh(host, "connect", error))?;
+    Ok((status, answer, told))
+}
+
+async fn exchange(child: &mut Child, input: &[u8]) -> (String, String) {
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let feeding = async {
+        if let Some(mut stdin) = stdin {
+            // Whoever does not read to the end says why in its own way.
+            let _ = stdin.write_all(input).await;
+        }
+    };
+    let hearing = async {
+        let mut answer = Vec::new();
+        if let Some(stdout) = stdout {
+            let _ = stdout.take(LONGEST).read_to_end(&mut answer).await;
+        }
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let ((), answer, told) = tokio::join!(feeding, hearing, said(stderr));
+    (answer, told)
+}
+
+/// What `ssh` says, to its end or as far as it is kept.
+pub(super) async fn said(stderr: Option<tokio::process::ChildStderr>) -> String {
+    let mut told = Vec::new();
+    if let Some(stderr) = stderr {
+        let _ = stderr.take(SAID).read_to_end(&mut told).await;
+    }
+    String::from_utf8_lossy(&told).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_survive_any_login_shell() {
+        for script in [carry_script(), start_script("serve")] {
+            assert!(!script.contains(['\'', '\n', '!']), "{script}");
+            let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
+            assert!(parsed.unwrap().success(), "{script}");
+        }
+        assert_eq!(SUM.len(), 64);
+    }
+}

@@ -1,0 +1,323 @@
+//! One connection to the other side, for one sandbox: the agent's pipe, requests one at a time, and a
+//! heart that beats. When it is lost, everything that goes over it is, and the other side ends by itself.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use stockade_core::{Error, ErrorCode, ProcessControl, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinHandle};
+
+use super::NAME;
+use super::host::Host;
+use super::start::Started;
+use crate::across::frame::Frame;
+use crate::across::pour;
+use crate::across::tree::{Tree, TreeError};
+use crate::across::words::{Ask, Tell};
+
+/// How often the other side hears something.
+const BEAT: Duration = Duration::from_secs(2);
+/// How many frames may wait in either direction.
+const WAITING: usize = 8;
+/// What of the agent's pipe may wait.
+const PIPE: usize = 256 * 1024;
+/// How much of it travels in one frame.
+const PIECE: usize = 64 * 1024;
+
+/// One end of a workspace, shared with the threads that read and write it.
+pub(super) type Shared = Arc<Mutex<Tree>>;
+type Controls = Arc<Mutex<HashMap<u32, Arc<dyn ProcessControl>>>>;
+
+/// What arrives for whoever has asked something.
+enum Heard {
+    Tree(Bytes),
+    Tell(Tell),
+}
+
+/// One connection.
+pub(super) struct Link {
+    host: Host,
+    out: mpsc::Sender<Bytes>,
+    /// Held from a request to its answer.
+    heard: tokio::sync::Mutex<mpsc::Receiver<Heard>>,
+    controls: Controls,
+    child: Mutex<Option<Child>>,
+    tasks: Vec<AbortHandle>,
+}
+
+/// This side's end of the agent's pipe.
+pub(super) type Pipe = DuplexStream;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Link {
+    /// Takes a connection into use.
+    pub fn new(host: &Host, started: Started) -> (Arc<Self>, Pipe) {
+        let Started { child, input, output, stderr } = started;
+        let (ours, theirs) = duplex(PIPE);
+        let (from_client, to_client) = split(theirs);
+        let (out, waiting) = mpsc::channel(WAITING);
+        let (hear, heard) = mpsc::channel(WAITING);
+        let controls = Controls::default();
+        let reader = Reader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
+        let tasks = vec![
+            tokio::spawn(write(waiting, input)).abort_handle(),
+            tokio::spawn(reader.read(output)).abort_handle(),
+            tokio::spawn(pump(from_client, out.clone())).abort_handle(),
+            tokio::spawn(beat(out.clone())).abort_handle(),
+            // So that nobody there waits for somebody to read it.
+            tokio::spawn(async move { drop(super::carry::said(stderr).await) }).abort_handle(),
+        ];
+        let heard = tokio::sync::Mutex::new(heard);
+        let child = Mutex::new(Some(child));
+        (Arc::new(Self { host: host.clone(), out, heard, controls, child, tasks }), ours)
+    }
+
+    /// The host on the other side.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub fn lost(&self, operation: &'static str) -> Error {
+        let message = format!("the connection to host `{}` was lost", self.host.name);
+        Error::new(ErrorCode::Unavailable, operation, message).backend(NAME)
+    }
+
+    /// Ends the connection. Idempotent.
+    pub fn close(&self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        // Killed with it: what it would still say is of no interest.
+        drop(lock(&self.child).take());
+        lock(&self.controls).clear();
+    }
+
+    async fn send(&self, frame: Frame) -> Result<()> {
+        let bytes = frame.encode().map_err(|error| {
+            Error::new(ErrorCode::TooLarge, "send", "the request is too long").source(error)
+        })?;
+        self.out.send(bytes).await.map_err(|_| self.lost("send"))
+    }
+
+    /// Says something that is not answered.
+    pub async fn say(&self, ask: &Ask) -> Result<()> {
+        let text = serde_json::to_vec(ask).map_err(|error| {
+            Error::new(ErrorCode::Invalid, "send", "the request has no written form").source(error)
+        })?;
+        self.send(Frame::Word(text.into())).await
+    }
+
+    /// Who is to be told when the other side wants an execution ended.
+    pub fn control(&self, execution: u32, control: Option<Arc<dyn ProcessControl>>) {
+        match control {
+            Some(control) => lock(&self.controls).insert(execution, control),
+            None => lock(&self.controls).remove(&execution),
+        };
+    }
+
+    /// Begins to ask. Whoever gives up between request and answer ends the connection: nobody would
+    /// know whose the next answer is.
+    pub async fn turn(&self) -> Turn<'_> {
+        Turn { heard: self.heard.lock().await, link: self, open: false }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// One request and its answer.
+pub(super) struct Turn<'a> {
+    heard: tokio::sync::MutexGuard<'a, mpsc::Receiver<Heard>>,
+    link: &'a Link,
+    open: bool,
+}
+
+impl Turn<'_> {
+    /// Sends what has changed in this copy. Says whether anything has.
+    pub async fn tree(&mut self, tree: &Shared) -> Result<bool> {
+        let tree = Arc::clone(tree);
+        let (drain, mut pieces) = pour::drain();
+        let packing = tokio::task::spawn_blocking(move || lock(&tree).send(drain));
+        let mut any = false;
+        while let Some(piece) = pieces.recv().await {
+            (any, self.open) = (true, true);
+            self.link.send(Frame::Tree(piece)).await?;
+        }
+        packing.await.map_err(thread)?.map_err(not_read)?;
+        Ok(any)
+    }
+
+    /// Says something that is part of the request and not answered by itself.
+    pub async fn say(&mut self, ask: &Ask) -> Result<()> {
+        self.open = true;
+        self.link.say(ask).await
+    }
+
+    /// Asks, and takes what comes with the answer into this copy. Answers what had changed on either
+    /// side and was left alone.
+    pub async fn ask(
+        mut self,
+        operation: &'static str,
+        ask: &Ask,
+        tree: Option<&Shared>,
+    ) -> Result<(Tell, BTreeSet<String>)> {
+        self.say(ask).await?;
+        let mut taking: Option<(mpsc::Sender<Bytes>, JoinHandle<_>)> = None;
+        let tell = loop {
+            match self.heard.recv().await {
+                None => return Err(self.link.lost(operation)),
+                Some(Heard::Tell(tell)) => break tell,
+                Some(Heard::Tree(piece)) => {
+                    let Some(tree) = tree else { return Err(self.broken(operation)) };
+                    let (pieces, _) = taking.get_or_insert_with(|| take(tree));
+                    // What is wrong with it is said at the end.
+                    let _ = pieces.send(piece).await;
+                }
+            }
+        };
+        let mut conflicts = BTreeSet::new();
+        if let Some((pieces, taken)) = taking {
+            drop(pieces);
+            conflicts = taken.await.map_err(thread)?.map_err(not_placed)?;
+        }
+        self.open = false;
+        match tell {
+            Tell::Failed(failure) => {
+                Err(failure.error(operation, &self.link.host.name).backend(NAME))
+            }
+            tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => {
+                Ok((tell, conflicts))
+            }
+        }
+    }
+
+    fn broken(&self, operation: &'static str) -> Error {
+        let message = format!("host `{}` sends what nobody asked for", self.link.host.name);
+        Error::new(ErrorCode::Protocol, operation, message).backend(NAME)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.link.close();
+        }
+    }
+}
+
+type Taken = Result<BTreeSet<String>, TreeError>;
+
+fn take(tree: &Shared) -> (mpsc::Sender<Bytes>, JoinHandle<Taken>) {
+    let (pieces, source) = pour::source();
+    let tree = Arc::clone(tree);
+    (pieces, tokio::task::spawn_blocking(move || lock(&tree).take(source)))
+}
+
+fn thread(error: tokio::task::JoinError) -> Error {
+    Error::new(ErrorCode::System, "copy the workspace", "a thread ended").source(error)
+}
+
+fn not_read(error: TreeError) -> Error {
+    Error::new(ErrorCode::Denied, "copy the workspace", error.to_string())
+        .backend(NAME)
+        .remedy("make everything in the workspace readable, or move it elsewhere")
+}
+
+fn not_placed(error: TreeError) -> Error {
+    let message = format!("changes could not be taken over: {error}");
+    Error::new(ErrorCode::Denied, "copy the workspace", message).backend(NAME)
+}
+
+async fn write(mut waiting: mpsc::Receiver<Bytes>, mut input: ChildStdin) {
+    while let Some(bytes) = waiting.recv().await {
+        if input.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Bytes>) {
+    loop {
+        let mut piece = Vec::with_capacity(PIECE);
+        let read = pipe.read_buf(&mut piece).await.unwrap_or(0);
+        let Ok(bytes) = Frame::Agent(piece.into()).encode() else { return };
+        if read == 0 || out.send(bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn beat(out: mpsc::Sender<Bytes>) {
+    let Ok(bytes) = Frame::Beat.encode() else { return };
+    loop {
+        tokio::time::sleep(BEAT).await;
+        if out.send(bytes.clone()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sorts what arrives.
+struct Reader {
+    to_client: Option<WriteHalf<DuplexStream>>,
+    hear: mpsc::Sender<Heard>,
+    controls: Controls,
+}
+
+impl Reader {
+    /// Until the connection is lost or makes no sense: what hangs on it ends with this.
+    async fn read(mut self, mut output: tokio::io::BufReader<ChildStdout>) {
+        while let Ok(Some(frame)) = Frame::read(&mut output).await {
+            let fits = match frame {
+                Frame::Beat => true,
+                Frame::Agent(data) => self.agent(&data).await,
+                Frame::Tree(piece) => self.hear.send(Heard::Tree(piece)).await.is_ok(),
+                Frame::Word(text) => self.word(&text).await,
+            };
+            if !fits {
+                break;
+            }
+        }
+        self.hang_up().await;
+    }
+
+    /// The client always reads: its channels have credit.
+    async fn agent(&mut self, data: &[u8]) -> bool {
+        if data.is_empty() {
+            self.hang_up().await;
+        } else if let Some(client) = &mut self.to_client
+            && client.write_all(data).await.is_err()
+        {
+            self.to_client = None;
+        }
+        true
+    }
+
+    async fn hang_up(&mut self) {
+        if let Some(mut client) = self.to_client.take() {
+            let _ = client.shutdown().await;
+        }
+    }
+
+    async fn word(&mut self, text: &[u8]) -> bool {
+        match serde_json::from_slice(text) {
+            Ok(Tell::Kill { execution }) => {
+                if let Some(control) = lock(&self.controls).get(&execution).cloned() {
+                    tokio::spawn(async move { control.kill().await });
+                }
+                true
+            }
+            Ok(tell) => self.hear.send(Heard::Tell(tell)).await.is_ok(),
+            Err(_) => false,
+        }
+    }
+}

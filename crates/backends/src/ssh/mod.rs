@@ -1,0 +1,187 @@
+//! Sandboxes on other hosts: the program for the other side is carried there, and builds the native
+//! backend's walls there. The system's `ssh` makes the connection, with the user's own configuration.
+//!
+//! A host on which the walls cannot be built is refused, never used bare, and one whose key is not known
+//! is not connected to. `docs/backends/ssh.md` says what this does not protect from.
+
+mod carry;
+mod create;
+mod files;
+mod host;
+mod link;
+mod probe;
+mod sandbox;
+mod start;
+mod trouble;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_core::{
+    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
+};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::across::words::{Ask, Said};
+pub use host::Host;
+use sandbox::Bridge;
+
+/// The ssh backend's name.
+pub const NAME: BackendName = BackendName::literal("ssh");
+
+/// How long the other side may take to take a sandbox down before it is told so in another way.
+const TAKING_DOWN: Duration = Duration::from_secs(15);
+
+/// The ssh backend: a pool of hosts.
+pub struct Ssh {
+    hosts: Vec<Host>,
+    live: Mutex<HashMap<SandboxId, Arc<Live>>>,
+}
+
+/// A sandbox of this value, or one that it is about to build.
+struct Live {
+    /// Which host, once one was reached. Until then nothing can be left anywhere.
+    host: Mutex<Option<usize>>,
+    /// Taken by who destroys it; everybody else waits for the same end.
+    bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ssh {
+    /// A backend that has not connected to anything yet.
+    pub fn new(hosts: Vec<Host>) -> Self {
+        Self { hosts, live: Mutex::default() }
+    }
+
+    /// Has every host answer one question at once.
+    async fn ask_all(&self, verb: &'static str, input: &str) -> Vec<(Host, Result<Said>)> {
+        let mut asking = JoinSet::new();
+        for (at, host) in self.hosts.iter().cloned().enumerate() {
+            let input = input.to_owned();
+            asking.spawn(async move {
+                let said = carry::ask(&host, verb, input.as_bytes()).await;
+                (at, host, said)
+            });
+        }
+        let mut all = asking.join_all().await;
+        all.sort_by_key(|(at, _, _)| *at);
+        all.into_iter().map(|(_, host, said)| (host, said)).collect()
+    }
+
+    /// Destroys what this value did not build, or lost: wherever it is.
+    async fn destroy_anywhere(&self, id: &SandboxId) -> Result<()> {
+        let mut unsure = None;
+        for (host, said) in self.ask_all("destroy", id.as_str()).await {
+            match said {
+                // It was there, so it is nowhere else.
+                Ok(Said::Gone { found: true }) => return Ok(()),
+                Ok(Said::Gone { found: false }) => {}
+                Ok(Said::Measured(_) | Said::Listed(_) | Said::Failed(_)) => {
+                    unsure = Some(unexpected(&host, "destroy"));
+                }
+                Err(error) => unsure = Some(error),
+            }
+        }
+        unsure.map_or(Ok(()), Err)
+    }
+
+    async fn destroy_on(&self, at: usize, id: &SandboxId) -> Result<()> {
+        let host = &self.hosts[at];
+        match carry::ask(host, "destroy", id.as_str().as_bytes()).await? {
+            Said::Gone { .. } => Ok(()),
+            Said::Measured(_) | Said::Listed(_) | Said::Failed(_) => {
+                Err(unexpected(host, "destroy"))
+            }
+        }
+    }
+
+    /// Takes a sandbox of this value down: by way of its connection, or another one if that is lost.
+    async fn destroy_live(&self, id: &SandboxId, live: &Live) -> Result<()> {
+        let mut held = live.bridge.lock().await;
+        let at = *lock(&live.host);
+        let Some(bridge) = held.take() else {
+            return match at {
+                Some(at) => self.destroy_on(at, id).await,
+                None => Ok(()),
+            };
+        };
+        let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await;
+        bridge.link.close();
+        match (asked, at) {
+            (Ok(Ok(_)), _) => bridge.conflict(),
+            // Whatever it was: that nothing is left is what has to be known.
+            (Ok(Err(_)) | Err(_), Some(at)) => self.destroy_on(at, id).await,
+            (Ok(Err(error)), None) => Err(error),
+            (Err(_), None) => Ok(()),
+        }
+    }
+}
+
+fn unexpected(host: &Host, operation: &'static str) -> Error {
+    let message = format!("host `{}` gave another answer than was asked for", host.name);
+    Error::new(ErrorCode::Protocol, operation, message).backend(NAME)
+}
+
+#[async_trait]
+impl Backend for Ssh {
+    fn name(&self) -> BackendName {
+        NAME
+    }
+
+    async fn probe(&self) -> Capabilities {
+        if self.hosts.is_empty() {
+            return probe::nothing_configured();
+        }
+        let measured = self.ask_all("probe", "").await.into_iter().map(|(host, said)| {
+            let found = said.and_then(|said| match said {
+                Said::Measured(found) => Ok(*found),
+                Said::Listed(_) | Said::Gone { .. } | Said::Failed(_) => {
+                    Err(unexpected(&host, "probe"))
+                }
+            });
+            (host, found)
+        });
+        probe::together(measured.collect())
+    }
+
+    /// The other side looks again before it builds: what is kept here need only be the usual case.
+    fn fingerprint(&self) -> Option<String> {
+        (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", carry::SUM, self.hosts))
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        let sandbox = create::create(self, id, admitted).await?;
+        Ok(Arc::new(sandbox))
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        let mut ids = Vec::new();
+        for (host, said) in self.ask_all("list", "").await {
+            match said? {
+                Said::Listed(listed) => ids.extend(listed),
+                Said::Measured(_) | Said::Gone { .. } | Said::Failed(_) => {
+                    return Err(unexpected(&host, "list"));
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let live = lock(&self.live).get(id).cloned();
+        match live {
+            None => self.destroy_anywhere(id).await,
+            Some(live) => {
+                self.destroy_live(id, &live).await?;
+                lock(&self.live).remove(id);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What the hosts of a pool let their native backends enforce, together: a feature is there if it is on
+//! every host that can be reached, because a sandbox may land on any of them.
+
+use stockade_core::{Boundary, Capabilities, Error, Feature, Support};
+
+use super::NAME;
+use super::host::Host;
+
+/// One host and what was measured there.
+pub(super) type Measured = (Host, Result<Capabilities, Error>);
+
+const NO_HOST: &str = "no host is configured";
+const NO_HOST_REMEDY: &str =
+    "name one in the configuration: `[[ssh.hosts]]` with `name = \"user@host\"`";
+
+/// What native offers and a copy elsewhere cannot.
+const ABSENT: [(Feature, &str, &str); 3] = [
+    (
+        Feature::DirectoryImage,
+        "a directory of this host is not on the other one",
+        "use that host's own system directories",
+    ),
+    (
+        Feature::ExtraMounts,
+        "directories of this host are not on the other one",
+        "put what is needed into the workspace",
+    ),
+    (
+        Feature::OverlayWorkspace,
+        "layers of this host are not on the other one",
+        "use a local workspace, or an ephemeral one",
+    ),
+];
+
+pub(super) fn nothing_configured() -> Capabilities {
+    Capabilities::unavailable(NAME, Boundary::None, NO_HOST, NO_HOST_REMEDY)
+}
+
+/// Why a host is not used, and the remedy.
+type Skipped = (String, String);
+
+/// What all that can be reached have.
+pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
+    let (mut usable, mut skipped) = (Vec::new(), Vec::new());
+    for (host, measured) in measured {
+        match usable_or_not(&host, measured) {
+            Ok(found) => usable.push((host.name, found)),
+            Err(reason) => skipped.push(reason),
+        }
+    }
+    let joined = |at: fn(&Skipped) -> &str| skipped.iter().map(at).collect::<Vec<_>>().join("; ");
+    let (reasons, remedies) = (joined(|host| &host.0), joined(|host| &host.1));
+    let Some(boundary) = usable.iter().map(|(_, found)| found.boundary).min() else {
+        return Capabilities::unavailable(NAME, Boundary::None, reasons, remedies);
+    };
+    let shared = |feature: Feature| {
+        let all = usable.iter().map(|(host, found)| told(host, found.support(feature)));
+        all.reduce(weaker).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
+    };
+    let start = Capabilities::none(NAME, boundary);
+    let all = Feature::ALL.iter().fold(start, |all, at| all.with(*at, shared(*at)));
+    let hosts: Vec<_> = usable.iter().map(|(host, _)| format!("`{host}`")).collect();
+    adapted(all, &hosts.join(", "), &reasons)
+}
+
+fn usable_or_not(
+    host: &Host,
+    measured: Result<Capabilities, Error>,
+) -> Result<Capabilities, Skipped> {
+    let found = measured.map_err(|error| {
+        let remedy = error.hint().unwrap_or("see docs/backends/ssh.md").to_owned();
+        (error.message().to_owned(), remedy)
+    })?;
+    match found.unavailable.clone() {
+        Some((reason, remedy)) => Err((format!("host `{}`: {reason}", host.name), remedy)),
+        None => Ok(found),
+    }
+}
+
+/// What is different because it is another host.
+fn adapted(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
+    let skipped = if skipped.is_empty() { String::new() } else { format!(" (skipped: {skipped})") };
+    let copied = "copied there; changes are brought back after each command";
+    let image = format!("read-only mounts of the system directories of {hosts}{skipped}");
+    let mut all = all;
+    for (feature, by) in [(Feature::LocalWorkspace, copied.to_owned()), (Feature::HostImage, image)]
+    {
+        if all.has(feature) {
+            all = all.with(feature, Support::full(by));
+        }
+    }
+    ABSENT.into_iter().fold(all, |all, (feature, reason, remedy)| {
+        all.with(feature, Support::missing(reason, remedy))
+    })
+}
+
+/// Which host it is that lacks something.
+fn told(host: &str, support: Support) -> Support {
+    match support {
+        Support::Full { .. } => support,
+        Support::Partial { by, gap, remedy } => Support::Partial { by, gap, remedy },
+        Support::Missing { reason, remedy } => {
+            Support::Missing { reason: format!("host `{host}`: {reason}"), remedy }
+        }
+    }
+}
+
+fn weaker(one: Support, two: Support) -> Support {
+    let rank = |support: &Support| match support {
+        Support::Missing { .. } => 0,
+        Support::Partial { .. } => 1,
+        Support::Full { .. } => 2,
+    };
+    if rank(&two) < rank(&one) { two } else { one }
+}

@@ -1,0 +1,114 @@
+//! Starts the program on the other side and waits for its first word. What it needs and what it said is
+//! told apart from what a login shell prints.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use stockade_core::{Error, ErrorCode, Result};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
+use tokio::time::timeout;
+
+use super::NAME;
+use super::carry::{carry, is_missing, said, start_script};
+use super::host::{CONNECTING, Host};
+use super::trouble::{no_connection, no_ssh};
+use crate::across::words::HELLO;
+
+/// How long connecting and the first word may take.
+const FIRST_WORD: Duration = Duration::from_secs(20);
+/// The most that a login shell may print before.
+const CHATTER: usize = 64 * 1024;
+
+/// A connection on which the other side has said its first word.
+pub(super) struct Started {
+    /// The `ssh` that carries it. It is killed when this is dropped.
+    pub child: Child,
+    pub input: ChildStdin,
+    pub output: BufReader<ChildStdout>,
+    pub stderr: Option<ChildStderr>,
+}
+
+/// Connects, carrying the program there first if it has to be.
+pub(super) async fn start(host: &Host) -> Result<Started> {
+    if let Some(started) = attempt(host).await? {
+        return Ok(started);
+    }
+    carry(host).await?;
+    let started = attempt(host).await?;
+    started.ok_or_else(|| {
+        let remedy = "see whether programs may be run from `~/.cache` there";
+        host.failed("connect", "the program cannot be run there").remedy(remedy)
+    })
+}
+
+/// Nothing if the program is not there.
+async fn attempt(host: &Host) -> Result<Option<Started>> {
+    // Never closed, so always given.
+    let _one_of_few = CONNECTING.acquire().await.ok();
+    let mut call = host.call(&start_script("serve"))?;
+    call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
+    let (input, output) = (child.stdin.take(), child.stdout.take());
+    let (Some(input), Some(output)) = (input, output) else {
+        return Err(host.failed("connect", "its streams are missing"));
+    };
+    let mut output = BufReader::with_capacity(64 * 1024, output);
+    let stderr = child.stderr.take();
+    match timeout(FIRST_WORD, greeted(&mut output)).await {
+        Err(_) => {
+            let message = format!("host `{}` said nothing for {FIRST_WORD:?}", host.name);
+            Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
+        }
+        Ok(true) => Ok(Some(Started { child, input, output, stderr })),
+        Ok(false) => {
+            let (told, status) = (said(stderr).await, child.wait().await.ok());
+            match status {
+                Some(status) if is_missing(status) => Ok(None),
+                status => Err(no_connection(host, "connect", status, &told)),
+            }
+        }
+    }
+}
+
+/// Reads up to the first word; false if the stream ends or goes on for too long without it.
+async fn greeted(output: &mut (impl AsyncBufRead + Unpin)) -> bool {
+    let (mut line, mut left) = (Vec::new(), CHATTER);
+    while left > 0 {
+        let Ok(piece) = output.fill_buf().await else { return false };
+        if piece.is_empty() {
+            return false;
+        }
+        let end = piece.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+        let taken = end.unwrap_or(piece.len()).min(left);
+        line.extend_from_slice(&piece[..taken]);
+        output.consume(taken);
+        left -= taken;
+        if line.ends_with(HELLO) {
+            return true;
+        }
+        if end.is_some() {
+            line.clear();
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_login_shell_prints_is_passed_over_and_nothing_behind_the_first_word_is_lost() {
+        let text = [b"welcome\nno newline: ", HELLO, b"\x02\0\0\0\0"].concat();
+        let mut reader = &text[..];
+        assert!(greeted(&mut reader).await);
+        assert_eq!(reader, b"\x02\0\0\0\0");
+    }
+
+    #[tokio::test]
+    async fn a_flood_instead_of_the_first_word_is_not_read_for_ever() {
+        let text = vec![b'x'; CHATTER * 2];
+        assert!(!greeted(&mut &text[..]).await);
+    }
+}

@@ -1,0 +1,182 @@
+//! A server of one's own on loopback, with its own keys and its own place for what is carried there, in a
+//! directory that goes with it.
+
+#![allow(dead_code, reason = "each test uses what it needs of it")]
+
+pub mod proxy;
+
+use std::fs::{self, Permissions};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use stockade_backends::ssh::Host;
+
+/// How long it may take to listen.
+const SOON: Duration = Duration::from_secs(10);
+const SERVER: &str = "/usr/sbin/sshd";
+
+/// A server. It ends when this is dropped; sessions end with their clients.
+pub struct Sshd {
+    dir: tempfile::TempDir,
+    child: Child,
+    pub port: u16,
+}
+
+impl Sshd {
+    /// A server that keeps what is carried to it in its own directory.
+    pub fn start() -> Self {
+        let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("cache")).unwrap();
+        Self::start_in(dir, None)
+    }
+
+    /// A server that has a disk of this size for it, which nobody else sees. Only for root.
+    pub fn with_disk(size: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("cache")).unwrap();
+        Self::start_in(dir, Some(size))
+    }
+
+    fn start_in(dir: tempfile::TempDir, disk: Option<&str>) -> Self {
+        assert!(Path::new(SERVER).exists(), "no {SERVER} (remedy: install openssh-server)");
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        key(&dir.path().join("host_key"));
+        key(&dir.path().join("user_key"));
+        fs::copy(dir.path().join("user_key.pub"), dir.path().join("authorized_keys")).unwrap();
+        if rustix::process::geteuid().is_root() {
+            fs::create_dir_all("/run/sshd").unwrap();
+        }
+        let (child, port) = listen(dir.path(), disk);
+        let sshd = Self { dir, child, port };
+        sshd.know("known_hosts", &sshd.dir.path().join("host_key.pub"));
+        sshd.configure("config", port, "known_hosts");
+        sshd
+    }
+
+    /// The configuration with which a client finds it as `far`.
+    pub fn config(&self) -> PathBuf {
+        self.dir.path().join("config")
+    }
+
+    /// Where it keeps what is carried to it.
+    pub fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    /// A path as the server sees it.
+    pub fn seen_there(&self, path: &Path) -> PathBuf {
+        let root = format!("/proc/{}/root", self.child.id());
+        Path::new(&root).join(path.strip_prefix("/").unwrap())
+    }
+
+    /// It, as the backend takes it.
+    pub fn host(&self) -> Host {
+        self.host_by(&self.config())
+    }
+
+    /// It, by another configuration.
+    pub fn host_by(&self, config: &Path) -> Host {
+        Host { name: "far".into(), config: Some(config.into()), options: vec![], capacity: None }
+    }
+
+    /// Writes down a host key as the one that is known for it.
+    pub fn know(&self, file: &str, public: &Path) {
+        let key = fs::read_to_string(public).unwrap();
+        let line = format!("stockade-far-test {key}");
+        fs::write(self.dir.path().join(file), line).unwrap();
+    }
+
+    /// Writes a client's configuration with this port and these known hosts.
+    pub fn configure(&self, file: &str, port: u16, known: &str) -> PathBuf {
+        let (path, dir) = (self.dir.path().join(file), self.dir.path().display());
+        let text = format!(
+            "Host far\nHostName 127.0.0.1\nPort {port}\nHostKeyAlias stockade-far-test\n\
+             IdentityFile {dir}/user_key\nIdentitiesOnly yes\nIdentityAgent none\n\
+             UserKnownHostsFile {dir}/{known}\nGlobalKnownHostsFile /dev/null\n"
+        );
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Ends it; sessions that are under way go on.
+    pub fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// The processes of its sessions: those whose program was carried to it, and nobody else's.
+    pub fn carried(&self) -> Vec<i32> {
+        let pids = fs::read_dir("/proc").unwrap().flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let ours = |pid: &i32| {
+            let program = fs::read_link(format!("/proc/{pid}/exe"));
+            program.is_ok_and(|program| program.starts_with(self.cache()))
+        };
+        pids.filter(ours).collect()
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Makes a pair of keys.
+pub fn key(path: &Path) {
+    let made = Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-C", "stockade-test", "-f"])
+        .arg(path)
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(made.success(), "ssh-keygen: {made}");
+}
+
+/// A port may be taken between being found and being used; then another one is.
+fn listen(dir: &Path, disk: Option<&str>) -> (Child, u16) {
+    let until = Instant::now() + SOON;
+    loop {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let mut child = serve(dir, disk, port);
+        while child.try_wait().unwrap().is_none() {
+            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return (child, port);
+            }
+            assert!(Instant::now() < until, "the server does not listen");
+            sleep(Duration::from_millis(5));
+        }
+        let said = fs::read_to_string(dir.join("log")).unwrap_or_default();
+        assert!(Instant::now() < until, "the server ended: {said}");
+    }
+}
+
+fn serve(dir: &Path, disk: Option<&str>, port: u16) -> Child {
+    let here = dir.display();
+    let text = format!(
+        "Port {port}\nListenAddress 127.0.0.1\nHostKey {here}/host_key\nPidFile none\n\
+         AuthorizedKeysFile {here}/authorized_keys\nPasswordAuthentication no\n\
+         KbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\nPrintMotd no\n\
+         PermitRootLogin prohibit-password\nSetEnv XDG_CACHE_HOME={here}/cache\nLogLevel INFO\n"
+    );
+    fs::write(dir.join("sshd_config"), text).unwrap();
+    let mut command = match disk {
+        None => Command::new(SERVER),
+        Some(size) => {
+            let mount =
+                format!("mount -t tmpfs -o mode=700,size={size} tmpfs {here}/cache && exec \"$@\"");
+            let mut apart = Command::new("unshare");
+            apart.args(["--mount", "sh", "-c", &mount, "sh", SERVER]);
+            apart
+        }
+    };
+    let server = command.args(["-D", "-f"]).arg(dir.join("sshd_config"));
+    server.arg("-E").arg(dir.join("log")).stdin(Stdio::null()).spawn().unwrap()
+}

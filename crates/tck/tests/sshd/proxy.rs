@@ -1,0 +1,109 @@
+//! A wire that can be cut: between a client and a server on loopback, closing both ends, or passing on
+//! nothing any more while both ends believe that all is well.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{sleep, spawn};
+use std::time::Duration;
+
+/// What the wire does with what it is given.
+const CARRIES: u8 = 0;
+const SWALLOWS: u8 = 1;
+const REFUSES: u8 = 2;
+
+/// A wire.
+pub struct Wire {
+    pub port: u16,
+    inner: Arc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    state: AtomicU8,
+    /// How many bytes may still go to the server before the wire is cut.
+    left: AtomicU64,
+    ends: Mutex<Vec<TcpStream>>,
+}
+
+impl Wire {
+    /// A wire to this port.
+    pub fn to(port: u16) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let own = listener.local_addr().unwrap().port();
+        let inner = Arc::new(Inner { left: AtomicU64::new(u64::MAX), ..Inner::default() });
+        let accepting = Arc::clone(&inner);
+        spawn(move || accepting.accept(&listener, port));
+        Self { port: own, inner }
+    }
+
+    /// Cuts what there is; what is connected from now on goes through.
+    pub fn cut(&self) {
+        self.inner.cut();
+    }
+
+    /// Cuts what there is, and lets nobody through any more.
+    pub fn cut_for_good(&self) {
+        self.inner.state.store(REFUSES, Ordering::SeqCst);
+        self.inner.cut();
+    }
+
+    /// Passes nothing on any more, and says nothing about it.
+    pub fn swallow(&self) {
+        self.inner.state.store(SWALLOWS, Ordering::SeqCst);
+    }
+
+    /// Cuts after so many more bytes to the server.
+    pub fn cut_after(&self, bytes: u64) {
+        self.inner.left.store(bytes, Ordering::SeqCst);
+    }
+}
+
+impl Inner {
+    fn accept(self: Arc<Self>, listener: &TcpListener, port: u16) {
+        for client in listener.incoming().map_while(Result::ok) {
+            if self.state.load(Ordering::SeqCst) == REFUSES {
+                continue;
+            }
+            let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
+            let copies = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let mut ends = self.ends.lock().unwrap();
+            ends.extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+            drop(ends);
+            let (there, back) = (Arc::clone(&self), Arc::clone(&self));
+            spawn(move || there.carry(client, server, true));
+            spawn(move || back.carry(copies.1, copies.0, false));
+        }
+    }
+
+    fn carry(&self, mut from: TcpStream, mut to: TcpStream, counted: bool) {
+        let mut piece = [0; 16 * 1024];
+        while let Ok(read @ 1..) = from.read(&mut piece) {
+            while self.state.load(Ordering::SeqCst) == SWALLOWS {
+                sleep(Duration::from_millis(50));
+            }
+            let allowed = |left: u64| (left != u64::MAX).then(|| left.saturating_sub(read as u64));
+            let order = Ordering::SeqCst;
+            if counted
+                && self
+                    .left
+                    .fetch_update(order, order, allowed)
+                    .is_ok_and(|left| left < read as u64)
+            {
+                self.left.store(u64::MAX, order);
+                self.cut();
+            }
+            if to.write_all(&piece[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    }
+
+    fn cut(&self) {
+        for end in self.ends.lock().unwrap().drain(..) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+}
