@@ -25,6 +25,12 @@ pub(crate) fn agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT)
 }
 
+#[cfg(feature = "gvisor")]
+/// The agent's bytes, for those who lay it into a root.
+pub(crate) fn agent_bytes() -> &'static [u8] {
+    AGENT
+}
+
 /// Starts one as a copy of this process.
 pub(crate) fn copy_as_launcher() -> io::Result<Launcher> {
     Launcher::fork(AGENT)

@@ -20,7 +20,7 @@ pub(crate) fn sandbox_of(agent: &str, pid: i32) -> Option<SandboxId> {
 }
 
 /// Every process of this host.
-fn pids() -> impl Iterator<Item = i32> {
+pub(crate) fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
-use stockade_core::{Admitted, BackendName, Result, SandboxId};
+use stockade_core::{Admitted, BackendName, EffectiveLimits, Result, SandboxId};
 use stockade_launcher::{Launcher, Program};
 
 use super::cgroup::{Group, Hierarchy, House};
@@ -73,7 +73,16 @@ impl Site {
 
     /// The control group of a new sandbox, where there are any.
     pub(crate) fn group(&self, id: &SandboxId, admitted: &Admitted) -> Result<Option<Group>> {
-        let made = self.hierarchy().create(id, admitted.limits());
+        self.group_of(id, admitted.limits())
+    }
+
+    /// The same with limits that make room for what is not the guest's.
+    pub(crate) fn group_of(
+        &self,
+        id: &SandboxId,
+        limits: &EffectiveLimits,
+    ) -> Result<Option<Group>> {
+        let made = self.hierarchy().create(id, limits);
         made.map_err(|error| no_group(self.backend.clone(), error))
     }
 
@@ -95,11 +104,17 @@ impl Site {
         admitted: &Admitted,
         pipe: UnixStream,
     ) -> Result<(Arc<Running>, AgentClient)> {
-        let running = Arc::new(Running::new(id.clone(), built, admitted));
-        lock(&self.running).insert(id.clone(), Arc::clone(&running));
+        let running = self.note(id, built, admitted);
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
         Ok((running, AgentClient::connect(pipe, DEADLINE).await?))
+    }
+
+    /// Notes a sandbox that stands.
+    pub(crate) fn note(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
+        let running = Arc::new(Running::new(id.clone(), built, admitted));
+        lock(&self.running).insert(id.clone(), Arc::clone(&running));
+        running
     }
 
     /// Ends a sandbox that was built here, group and all. False if it was not.

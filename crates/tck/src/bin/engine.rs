@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
 use stockade_core::{LimitKind, Support};
@@ -17,11 +18,12 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
         Some("mock") => Ok(Arc::new(Simulated::default())),
         Some("control") => Ok(Arc::new(Control::default())),
+        Some("gvisor") => Ok(Arc::new(OnHost::new(Arc::new(Gvisor::new())))),
         Some("landlock") => {
             Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
         }
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
-        _ => Err("name a subject: mock, control, landlock or native".into()),
+        _ => Err("name a subject: mock, control, gvisor, landlock or native".into()),
     }
 }
 

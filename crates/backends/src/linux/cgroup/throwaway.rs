@@ -28,8 +28,12 @@ pub(super) fn sweep(parent: &Path) {
 }
 
 fn is_orphan(group: &DirEntry) -> bool {
-    let maker = group.file_name().to_str().and_then(maker);
-    maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    group.file_name().to_str().is_some_and(is_orphaned)
+}
+
+/// Whether this is the name of something that a process which is gone made only to see whether it can.
+pub(crate) fn is_orphaned(name: &str) -> bool {
+    maker(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 fn is_old(group: &DirEntry) -> bool {
