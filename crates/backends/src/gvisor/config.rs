@@ -45,7 +45,7 @@ fn process(id: &SandboxId, user: User, rlimits: &Rlimits) -> Result<Process> {
     ProcessBuilder::default()
         .terminal(false)
         .user(UserBuilder::default().uid(user.uid).gid(user.gid).build()?)
-        .args([AGENT, "0,1", WORKSPACE_ROOT, id.as_str()].map(String::from))
+        .args([AGENT, "--apart", "0,1", WORKSPACE_ROOT, id.as_str()].map(String::from))
         .env(Vec::new())
         .cwd("/")
         .capabilities(capabilities)
