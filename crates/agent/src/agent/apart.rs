@@ -21,8 +21,20 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// As whoever this process is.
-    pub fn own() -> Self {
+    /// As whoever this process is, unless a keeper can have the orphans after all: tried by a process
+    /// made for it, since the first one of a kernel has them anyway.
+    pub fn where_needed() -> io::Result<Option<Self>> {
+        let tried = match sys::fork()? {
+            Fork::Child => {
+                let kept = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+                sys::exit_now(i32::from(kept.is_err()))
+            }
+            Fork::Parent(_) => sys::reap(true)?,
+        };
+        Ok((tried.map(|(_, status)| status) != Some(0)).then(Self::own))
+    }
+
+    fn own() -> Self {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         Self { uid: uid.as_raw(), gid: gid.as_raw() }
     }

@@ -58,7 +58,7 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
             root: CString::new(root)?,
             open_files: raise_open_files(),
             scope,
-            apart: apart.then(Apart::own),
+            apart: if apart { Apart::where_needed()? } else { None },
         },
         channels: BTreeMap::new(),
         highest: 0,
