@@ -1,5 +1,7 @@
 //! The backends: one module each, one cargo feature each.
 
+#[cfg(feature = "docker")]
+pub mod docker;
 #[cfg(feature = "gvisor")]
 pub mod gvisor;
 #[cfg(feature = "landlock")]

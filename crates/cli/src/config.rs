@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use stockade_backends::docker;
 use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
 };
@@ -39,6 +40,18 @@ pub struct Settings {
     default_quota: Option<QuotaSetting>,
     /// What an agent's tools may do without asking.
     pub approval: ApprovalConfig,
+    /// Which container engine is used, and how.
+    docker: DockerSetting,
+}
+
+/// Which container engine is used, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct DockerSetting {
+    /// Its socket; absent: DOCKER_HOST, or the usual places.
+    socket: Option<PathBuf>,
+    /// A runtime that is registered there; absent: its default.
+    runtime: Option<String>,
 }
 
 /// What a tenant may use at once.
@@ -76,6 +89,12 @@ impl Settings {
         }
     }
 
+    /// Which container engine is used, and how.
+    pub fn docker(&self) -> docker::Options {
+        let DockerSetting { socket, runtime } = self.docker.clone();
+        docker::Options { socket, runtime }
+    }
+
     /// What the engine is opened with.
     pub fn engine(&self) -> Result<EngineConfig> {
         let quota = |setting: QuotaSetting| Quota { sandboxes: Some(setting.sandboxes) };
@@ -103,6 +122,10 @@ impl Settings {
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
             approval: ApprovalConfig { ask_timeout, rules },
+            docker: DockerSetting {
+                socket: self.docker.socket.or(earlier.docker.socket),
+                runtime: self.docker.runtime.or(earlier.docker.runtime),
+            },
         }
     }
 }

@@ -76,7 +76,7 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Audit(args) => audit::audit(args, printer),
         Verb::Tck(args) => tck::tck(&args, printer),
-        Verb::TckEngine(args) => tck::engine(&args).await,
+        Verb::TckEngine(args) => tck::engine(&args, printer).await,
         Verb::Completions(args) => completions::completions(&args, printer),
     }
 }

@@ -1,7 +1,11 @@
 //! The one place that names every backend.
 
-use std::sync::Arc;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use stockade_backends::docker::{Docker, Progress};
+use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
@@ -11,13 +15,35 @@ use stockade_engine::Engine;
 use crate::config::Settings;
 use crate::lasting;
 
+/// How often somebody is told that an image is still on its way.
+const BETWEEN_NEWS: Duration = Duration::from_secs(1);
+
 /// Every backend that builds walls, the usual one first.
-pub fn real() -> Vec<Arc<dyn Backend>> {
-    real_with(Native::new())
+pub fn real(settings: &Settings) -> Vec<Arc<dyn Backend>> {
+    real_with(Native::new(), settings)
 }
 
-fn real_with(native: Native) -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(native), Arc::new(Landlock::new())]
+fn real_with(native: Native, settings: &Settings) -> Vec<Arc<dyn Backend>> {
+    vec![
+        Arc::new(native),
+        Arc::new(Docker::new(settings.docker(), fetching())),
+        Arc::new(Gvisor::new()),
+        Arc::new(Landlock::new()),
+    ]
+}
+
+/// Tells a person at a terminal how far an image is, once in a while.
+fn fetching() -> Progress {
+    let last = Mutex::new(None::<Instant>);
+    Arc::new(move |line| {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() > BETWEEN_NEWS);
+        if due && std::io::stderr().is_terminal() {
+            *last = Some(Instant::now());
+            let line: String = line.chars().filter(|c| !c.is_control()).take(120).collect();
+            let _ = writeln!(std::io::stderr(), "stockade: {line}");
+        }
+    })
 }
 
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
@@ -26,8 +52,8 @@ pub fn has_namespaces(name: &BackendName) -> bool {
 }
 
 /// One of them by name.
-pub fn backend(name: &BackendName) -> Result<Arc<dyn Backend>> {
-    let all = real();
+pub fn backend(name: &BackendName, settings: &Settings) -> Result<Arc<dyn Backend>> {
+    let all = real(settings);
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
     named.ok_or_else(|| unknown(name, &all))
 }
@@ -43,14 +69,15 @@ pub async fn engine_with(
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Result<Engine> {
-    let engine = Engine::open(settings.engine()?, complete(real_with(native), choice)?).await?;
+    let engine =
+        Engine::open(settings.engine()?, complete(real_with(native, settings), choice)?).await?;
     lasting::sweep(&settings.state_dir()?);
     Ok(engine)
 }
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
-pub fn backends(choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
-    complete(real(), choice)
+pub fn backends(settings: &Settings, choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
+    complete(real(settings), choice)
 }
 
 fn complete(

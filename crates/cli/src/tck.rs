@@ -7,6 +7,7 @@ use clap::Args;
 use stockade_core::{Backend, BackendName, Error, ErrorCode, Result};
 use stockade_tck::{OnHost, Options, Report, run, serve_engine};
 
+use crate::config::Settings;
 use crate::printer::Printer;
 use crate::registry;
 
@@ -41,10 +42,11 @@ pub struct EngineArgs {
 
 /// Judges and reports. Ends with 1 if a case failed or nothing was checked.
 pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
-        Some(name) => vec![registry::backend(name)?],
-        None if args.all => registry::real(),
-        None => registry::real().into_iter().take(1).collect(),
+        Some(name) => vec![registry::backend(name, &settings)?],
+        None if args.all => registry::real(&settings),
+        None => registry::real(&settings).into_iter().take(1).collect(),
     };
     let options = Options { only: args.only.clone(), jobs: args.jobs };
     let judge = || judge(backends, &options, printer);
@@ -78,8 +80,9 @@ fn judge(
 }
 
 /// Serves an engine for the kit to kill.
-pub async fn engine(args: &EngineArgs) -> Result<i32> {
-    let subject = OnHost::new(registry::backend(&args.backend)?);
+pub async fn engine(args: &EngineArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let subject = OnHost::new(registry::backend(&args.backend, &settings)?);
     match serve_engine(&subject).await {
         Ok(()) => Ok(0),
         Err(error) => Err(failed(error.to_string())),

@@ -317,14 +317,18 @@ impl Inner {
         }
     }
 
-    /// Destroys what dead engines left. A backend this engine does not have keeps its leases.
+    /// Destroys what dead engines left. Leases of a backend that this engine does not have, or that
+    /// cannot be reached now, are kept for the next one: what it left must not stop everything else.
     pub(crate) async fn reap(&self) -> Result<Vec<SandboxId>> {
         let mut reaped = Vec::new();
         for stale in self.leases.claim_stale()? {
             let Some(backend) = self.registry.get(&stale.body().backend) else {
                 continue;
             };
-            self.destroy_within(backend.as_ref(), &stale.body().id).await?;
+            match self.destroy_within(backend.as_ref(), &stale.body().id).await {
+                Err(error) if error.code() == ErrorCode::Unavailable => continue,
+                destroyed => destroyed?,
+            }
             let sandbox = stale.body().id.clone();
             let detail = Some("reaped: its engine had ended".into());
             self.journal.append(Event::Destroyed {

@@ -273,7 +273,7 @@ impl Gvisor {
     /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
     async fn sweep(&self) {
         let sweep = async {
-            for id in private::ids().iter().filter(|id| throwaway::is_orphaned(id.as_str())) {
+            for id in private::ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
                 // Whoever comes next tries again.
                 let _ = self.end(id).await;
             }

@@ -25,8 +25,8 @@ pub(crate) fn agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT)
 }
 
-#[cfg(feature = "gvisor")]
-/// The agent's bytes, for those who lay it into a root.
+/// The agent's bytes, for those whose engine wants it as a file.
+#[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn agent_bytes() -> &'static [u8] {
     AGENT
 }

@@ -46,7 +46,7 @@ pub async fn end(
         None if owned => Ok(Found::Alive),
         None => Ok(Found::Nothing),
         Some(lease) if lease.alive => {
-            from_outside(place, &lease, operation).await?;
+            from_outside(place, settings, &lease, operation).await?;
             clear_away(settings).await?;
             Ok(Found::Alive)
         }
@@ -76,10 +76,15 @@ async fn by_its_owner(mut connection: Connection) -> Result<bool> {
 
 /// Its owner takes no commands, but the backend needs no handle: it takes the walls away, and the
 /// owner sees its program lost.
-async fn from_outside(place: &Place, lease: &LeaseInfo, operation: &'static str) -> Result<()> {
+async fn from_outside(
+    place: &Place,
+    settings: &Settings,
+    lease: &LeaseInfo,
+    operation: &'static str,
+) -> Result<()> {
     let body = &lease.body;
     let named = BackendChoice::Named(body.backend.clone());
-    let backends = registry::backends(&named)?;
+    let backends = registry::backends(settings, &named)?;
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         // Again and again: the owner may have been about to build when this began.

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use stockade_backends::docker::{self, Docker};
 use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
@@ -23,7 +24,12 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
         }
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
-        _ => Err("name a subject: mock, control, gvisor, landlock or native".into()),
+        Some(other) if other.starts_with("docker:") => {
+            let socket = other.strip_prefix("docker:").map(Into::into);
+            let options = docker::Options { socket, runtime: None };
+            Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
+        }
+        _ => Err("name a subject: mock, control, gvisor, landlock, native or docker:SOCKET".into()),
     }
 }
 

@@ -28,11 +28,11 @@ pub(super) fn sweep(parent: &Path) {
 }
 
 fn is_orphan(group: &DirEntry) -> bool {
-    group.file_name().to_str().is_some_and(is_orphaned)
+    group.file_name().to_str().is_some_and(is_forsaken)
 }
 
-/// Whether this is the name of something that a process which is gone made only to see whether it can.
-pub(crate) fn is_orphaned(name: &str) -> bool {
+/// Whether it is a name for something that was made only to see, by somebody who is gone.
+pub(crate) fn is_forsaken(name: &str) -> bool {
     maker(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
