@@ -26,7 +26,7 @@ use async_trait::async_trait;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, Backend, BackendName, Bytes, Capabilities, EffectiveLimits, Error, ErrorCode, Result,
+    Admitted, Backend, BackendName, Capabilities, EffectiveLimits, Error, ErrorCode, Result,
     Sandbox, SandboxId,
 };
 use stockade_launcher::{Launcher, Rlimits};
@@ -50,10 +50,8 @@ pub const NAME: BackendName = BackendName::literal("gvisor");
 
 /// The agent and the keeper of an execution are not the guest's.
 const OWN_PROCESSES: u64 = 2;
-/// Threads of the host that the runtime needs for itself, and for each of the guest's.
-const HOST_THREADS: (u32, u32) = (256, 4);
-/// What the runtime's three processes take beside the guest.
-const OWN_MEMORY: u64 = 64 << 20;
+/// Threads of the host that the runtime needs for itself.
+const HOST_THREADS: u32 = 512;
 /// The most a snapshot may hold where nothing else bounds the disk.
 const MOST_KEPT: u64 = 1 << 30;
 
@@ -83,14 +81,11 @@ impl Default for Gvisor {
     }
 }
 
-/// Room in its groups for what is not the guest's.
+/// Room in its groups for the host's threads, of which the runtime may need one for each pair of the
+/// guest's: only a backstop, since the Sentry counts the guest's own. Memory is one for both.
 fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
-    let (own, each) = HOST_THREADS;
-    EffectiveLimits {
-        memory: limits.memory.map(|most| Bytes(most.0.saturating_add(OWN_MEMORY))),
-        processes: limits.processes.map(|most| most.saturating_mul(each).saturating_add(own)),
-        ..*limits
-    }
+    let pairs = |most: u32| most.saturating_add(16).saturating_pow(2).saturating_add(HOST_THREADS);
+    EffectiveLimits { processes: limits.processes.map(pairs), ..*limits }
 }
 
 fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
@@ -167,7 +162,7 @@ impl Gvisor {
         let child = self.spawner()?.spawn(command, cgroup).await;
         let child = child.map_err(|error| not_started(error, String::new()))?;
         let streams = self.keep(id, child, group, admitted)?;
-        let (running, client) = self.greet(id, streams).await?;
+        let (running, client) = greet(streams).await?;
         Ok(GvisorSandbox {
             running,
             client,
@@ -210,27 +205,6 @@ impl Gvisor {
         };
         let running = self.site.note(id, built, admitted);
         Ok(Streams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
-    }
-
-    /// Waits for the agent's first word.
-    async fn greet(
-        &self,
-        id: &SandboxId,
-        streams: Streams,
-    ) -> Result<(Arc<running::Running>, AgentClient)> {
-        let no_pipe = |error| linux::no_pipe(NAME, error);
-        let words = Words::listen(streams.stderr).map_err(no_pipe)?;
-        let reader = pipe::Receiver::from_owned_fd(streams.stdout).map_err(no_pipe)?;
-        let writer = pipe::Sender::from_owned_fd(streams.stdin).map_err(no_pipe)?;
-        match AgentClient::connect_halves(reader, writer, DEADLINE).await {
-            Ok(client) => Ok((streams.running, client)),
-            Err(error) => {
-                streams.running.kill();
-                let said = words.last().await;
-                let _ = id;
-                Err(not_started(std::io::Error::other(error.message().to_owned()), said))
-            }
-        }
     }
 
     /// Ends a sandbox and removes every trace, whoever made it.
@@ -292,6 +266,22 @@ struct Streams {
     stdin: OwnedFd,
     stdout: OwnedFd,
     stderr: OwnedFd,
+}
+
+/// Waits for the agent's first word.
+async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)> {
+    let no_pipe = |error| linux::no_pipe(NAME, error);
+    let words = Words::listen(streams.stderr).map_err(no_pipe)?;
+    let reader = pipe::Receiver::from_owned_fd(streams.stdout).map_err(no_pipe)?;
+    let writer = pipe::Sender::from_owned_fd(streams.stdin).map_err(no_pipe)?;
+    match AgentClient::connect_halves(reader, writer, DEADLINE).await {
+        Ok(client) => Ok((streams.running, client)),
+        Err(error) => {
+            streams.running.kill();
+            let said = words.last().await;
+            Err(not_started(std::io::Error::other(error.message().to_owned()), said))
+        }
+    }
 }
 
 fn snapshots(id: &SandboxId, private: &Private, admitted: &Admitted) -> Snapshots {

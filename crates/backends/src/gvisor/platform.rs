@@ -70,7 +70,9 @@ impl Gvisor {
                     remember(runsc, platform);
                     return Ok(platform);
                 }
-                Err(error) => failed.push(format!("{}: {}", platform.name(), error.message())),
+                Err(error) => {
+                    failed.push(format!("{}: {}", platform.name(), linux::reason(&error)))
+                }
             }
         }
         let message = format!("no platform of runsc works here ({})", failed.join("; "));

@@ -92,7 +92,7 @@ pub(super) fn remove(id: &SandboxId) -> Result<()> {
 
 /// Something in it failed, as on a full disk.
 pub(super) fn unusable(what: &str, error: io::Error) -> Error {
-    Error::new(ErrorCode::System, "create", format!("{what}: {error}"))
+    Error::new(ErrorCode::System, "create", what)
         .backend(NAME)
         .remedy("point TMPDIR to a directory of your own with room to spare")
         .source(error)
