@@ -4,6 +4,7 @@
 #[path = "../../crates/launcher/examples/floor/once.rs"]
 #[allow(unsafe_code, reason = "the bare system calls that everything is measured against")]
 mod floor;
+mod gvisor;
 mod native;
 mod peers;
 mod pump;
@@ -16,7 +17,8 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 4] = [
+const ALL: [Measurement; 5] = [
+    ("gvisor", gvisor::measure),
     ("native", native::measure),
     ("pump", pump::measure),
     ("search", search::measure),

@@ -184,13 +184,25 @@ async fn a_sandbox_whose_runtime_is_killed_is_lost_and_leaves_nothing() {
     let id = engine.create(spec).await.unwrap();
     let sleeping = Command::program(["./probe", "sleep", "60000"]);
     let execution = engine.exec(&id, sleeping).await.unwrap();
-    let killed = Program::new("pkill").args(["-KILL", "-f", &format!("run .*{id}$")]).status();
-    assert!(killed.unwrap().success());
+    let runtime = runtime_of(id.as_str()).unwrap();
+    rustix::process::kill_process(runtime, rustix::process::Signal::KILL).unwrap();
     let ending = execution.outcome().await.ending.clone();
     assert!(matches!(ending, Ending::Lost(_)), "{ending:?}");
     engine.destroy(&id).await.unwrap();
     let observer = HostObserver::new([std::env::temp_dir()]);
     until_none("something is left", || observer.search(&[id.as_str()]));
+}
+
+/// The process whose last two arguments say that it runs this sandbox.
+fn runtime_of(id: &str) -> Option<rustix::process::Pid> {
+    let runs = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.contains(&id.as_bytes()) && words.contains(&b"run".as_slice())
+    };
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find(runs).and_then(rustix::process::Pid::from_raw)
 }
 
 #[test]

@@ -139,9 +139,9 @@ impl Gvisor {
         Ok(platform)
     }
 
-    async fn forget_platform(&self) {
+    async fn forget_platform(&self, runsc: &Runsc) {
         *self.platform.lock().await = None;
-        platform::forget();
+        platform::forget(runsc);
     }
 
     async fn build(
@@ -305,13 +305,14 @@ impl Backend for Gvisor {
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
         self.sweep().await;
-        let platform = self.platform(&self.runsc()?).await?;
+        let runsc = self.runsc()?;
+        let platform = self.platform(&runsc).await?;
         match self.build(id, admitted, platform).await {
             Ok(sandbox) => Ok(Arc::new(sandbox)),
             Err(error) => {
                 self.end(id).await?;
                 if error.code() == ErrorCode::WallMissing {
-                    self.forget_platform().await;
+                    self.forget_platform(&runsc).await;
                 }
                 Err(error)
             }

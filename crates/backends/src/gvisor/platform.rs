@@ -54,8 +54,9 @@ fn remember(runsc: &Runsc, platform: Platform) {
 }
 
 /// Forgets: what worked does not any more.
-pub(super) fn forget() {
-    if let Ok(base) = private::base() {
+pub(super) fn forget(runsc: &Runsc) {
+    // What was found for another one is none of ours.
+    if let (Ok(base), Some(_)) = (private::base(), remembered(runsc)) {
         let _ = fs::remove_file(base.join(KEPT));
     }
 }

@@ -85,7 +85,7 @@ async fn works(gvisor: &Gvisor, runsc: &Runsc) -> stockade_core::Result<Platform
     {
         return Ok(platform);
     }
-    gvisor.forget_platform().await;
+    gvisor.forget_platform(runsc).await;
     gvisor.platform(runsc).await
 }
 
