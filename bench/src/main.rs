@@ -5,6 +5,7 @@ mod docker;
 #[path = "../../crates/launcher/examples/floor/once.rs"]
 #[allow(unsafe_code, reason = "the bare system calls that everything is measured against")]
 mod floor;
+mod gvisor;
 mod native;
 mod peers;
 mod pump;
@@ -21,8 +22,9 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 6] = [
+const ALL: [Measurement; 7] = [
     ("docker", docker::measure),
+    ("gvisor", gvisor::measure),
     ("native", native::measure),
     ("pump", pump::measure),
     ("search", search::measure),

@@ -57,7 +57,12 @@ fn stockade(place: &Place) -> Result<Peer, String> {
     let beside =
         std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("stockade");
     let path = beside.to_str().ok_or("stockade run: its path is not text")?;
-    peer("stockade run", usize::MAX, place.workspace(), &[path, "run", "--", "./true"])
+    peer(
+        "stockade run",
+        usize::MAX,
+        place.workspace(),
+        &[path, "run", "--backend", "native", "--", "./true"],
+    )
 }
 
 fn bwrap(place: &Place) -> Result<Peer, String> {

@@ -1,5 +1,6 @@
 //! Builds the probe statically, so that the kit can carry it into any sandbox; and sees whether a
-//! virtual machine can be started here, so that a test that needs one is reported as ignored if not.
+//! virtual machine and gVisor's runtime can be started here, so that a test that needs one is reported as
+//! ignored if not.
 
 use std::path::Path;
 
@@ -9,12 +10,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"])?;
     println!("cargo::rustc-env=STOCKADE_PROBE={}", probe.display());
     println!("cargo::rustc-check-cfg=cfg(no_vm)");
+    println!("cargo::rustc-check-cfg=cfg(no_runsc)");
     println!("cargo::rerun-if-env-changed=CI");
     println!("cargo::rerun-if-changed=/usr/bin");
     println!("cargo::rerun-if-changed=/boot");
     // Where every change is judged, nothing is left out for want of a package.
-    if std::env::var_os("CI").is_none() && !has_machine() {
+    let judged = std::env::var_os("CI").is_some();
+    if !judged && !has_machine() {
         println!("cargo::rustc-cfg=no_vm");
+    }
+    if !judged && !Path::new("/usr/bin/runsc").exists() {
+        println!("cargo::rustc-cfg=no_runsc");
     }
     Ok(())
 }

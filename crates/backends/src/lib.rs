@@ -4,6 +4,8 @@
 pub mod across;
 #[cfg(feature = "docker")]
 pub mod docker;
+#[cfg(feature = "gvisor")]
+pub mod gvisor;
 #[cfg(feature = "landlock")]
 pub mod landlock;
 #[cfg(feature = "linux")]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use stockade_backends::docker::{Docker, Progress};
+use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
@@ -27,6 +28,7 @@ fn real_with(native: Native, settings: &Settings) -> Vec<Arc<dyn Backend>> {
     vec![
         Arc::new(native),
         Arc::new(Docker::new(settings.docker(), fetching())),
+        Arc::new(Gvisor::new()),
         Arc::new(Landlock::new()),
         Arc::new(Ssh::new(settings.hosts())),
     ]

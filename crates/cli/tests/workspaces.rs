@@ -215,7 +215,8 @@ fn root_works_on_a_view_of_another_users_directory_as_that_user() {
     let by_root = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
         command.args(args).current_dir(place.workspace()).stdin(Stdio::null()).env_clear();
-        command.env("PATH", "/usr/bin:/bin").env("STOCKADE_STATE_DIR", place.path("roots-state"));
+        command.env("PATH", "/usr/bin:/bin").env("STOCKADE_BACKEND", "native");
+        command.env("STOCKADE_STATE_DIR", place.path("roots-state"));
         let done = finish(command);
         assert_eq!(done.code, 0, "{done:?}");
         done.stdout.trim_end().to_owned()

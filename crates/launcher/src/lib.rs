@@ -7,6 +7,7 @@
 
 mod bare;
 mod client;
+mod enter;
 mod error;
 mod fork;
 mod fs;
@@ -25,6 +26,7 @@ mod wire;
 
 pub use bare::{BARE_AGENT, BarePlan, clear};
 pub use client::{Launcher, Pending, Program};
+pub use enter::start_in;
 pub use error::{Failure, LaunchError, Wall};
 pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
 pub use seal::seal;

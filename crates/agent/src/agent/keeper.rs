@@ -81,7 +81,11 @@ impl Keeper<'_> {
     fn settle_in(&self) -> rustix::io::Result<()> {
         let [stdin, stdout, stderr] = &self.stdio.0;
         sys::close_all_but(&mut sys::raw(&[stdin, stdout, stderr, &self.report]));
-        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        match self.surroundings.apart {
+            // With the agent, which is the first process of all, everybody ends.
+            Some(apart) => return apart.settle(),
+            None => rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?,
+        }
         die_with(self.agent)?;
         if let Some(scope) = self.surroundings.scope {
             let own = scope.enter(Some(self.agent))?;

@@ -4,6 +4,7 @@
 //! It enforces nothing: it runs inside the walls, beside code nobody vouches for. It ends, and
 //! everything in the sandbox with it, when its pipe closes or does not keep to the protocol.
 
+mod apart;
 mod channel;
 mod dispatch;
 mod files;

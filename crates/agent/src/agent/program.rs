@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+use super::apart::Apart;
 use super::scope::Scope;
 use super::sys::{self, Pointers};
 use crate::protocol::{Limit, Spawn, StartKind};
@@ -23,6 +24,8 @@ pub struct Surroundings {
     pub open_files: Rlimit,
     /// How far signals reach, where a Landlock domain bounds it.
     pub scope: Option<Scope>,
+    /// How an execution is kept together where orphans fall to the first process alone.
+    pub apart: Option<Apart>,
 }
 
 /// A program made ready.

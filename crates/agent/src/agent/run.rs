@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
+use super::apart::Apart;
 use super::channel::{Channel, Work};
 use super::keeper::{Keeper, REPORT, Report};
 use super::link::Link;
@@ -178,7 +179,8 @@ impl Agent {
         unblock(&report)?;
         let agent = rustix::process::getpid();
         let surroundings = &self.surroundings;
-        let keeper = match sys::fork()? {
+        let forked = surroundings.apart.map_or_else(sys::fork, Apart::fork)?;
+        let keeper = match forked {
             Fork::Child => Keeper { image, stdio, surroundings, report: reports, agent }.run(),
             Fork::Parent(pid) => pid,
         };

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 
+use super::apart::Apart;
 use super::files::Roots;
 use super::link::Link;
 use super::program::Surroundings;
@@ -18,11 +19,14 @@ use crate::protocol::{FromAgent, Hello, MAX_FRAME, VERSION};
 /// The argument which says that a Landlock domain takes the place of a pid namespace.
 const SCOPED: &str = "--scoped";
 
+/// The argument which says that orphans fall to the first process alone, and to no keeper.
+const APART: &str = "--apart";
+
 /// Makes everything ready and says hello.
 pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
     let mut first = args.next();
-    let scoped = first.as_deref() == Some(SCOPED);
-    if scoped {
+    let (scoped, apart) = (first.as_deref() == Some(SCOPED), first.as_deref() == Some(APART));
+    if scoped || apart {
         first = args.next();
     }
     let (Some(pipe), Some(root)) = (first, args.next()) else {
@@ -54,6 +58,7 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
             root: CString::new(root)?,
             open_files: raise_open_files(),
             scope,
+            apart: if apart { Apart::where_needed()? } else { None },
         },
         channels: BTreeMap::new(),
         highest: 0,

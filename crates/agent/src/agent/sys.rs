@@ -29,6 +29,21 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
+/// Splits the process in two, the new one being the first of a pid namespace in a user namespace.
+pub fn fork_apart() -> io::Result<Fork> {
+    let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::SIGCHLD;
+    let zero: libc::c_ulong = 0;
+    // SAFETY: as with `fork`, whose effect this has: no memory is shared, and the stack stays where it
+    // is in the copy.
+    let pid =
+        unsafe { libc::syscall(libc::SYS_clone, flags as libc::c_ulong, zero, zero, zero, zero) };
+    match i32::try_from(pid) {
+        Ok(0) => Ok(Fork::Child),
+        Ok(pid @ 1..) => Ok(Fork::Parent(pid)),
+        Ok(_) | Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Room for what a new process does before it becomes another program.
 const STACK: usize = 256 * 1024;
 

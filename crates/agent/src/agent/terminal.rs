@@ -2,8 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::io::Result;
-use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::protocol::Size;
@@ -14,9 +15,18 @@ pub fn open(size: Size) -> Result<(OwnedFd, OwnedFd)> {
     let ours = openpt(flags)?;
     unlockpt(&ours)?;
     // By descriptor, not by a path under /dev that might be something else here.
-    let theirs = ioctl_tiocgptpeer(&ours, flags)?;
+    let theirs = match ioctl_tiocgptpeer(&ours, flags) {
+        // A kernel that knows only the other way, such as gVisor's.
+        Err(Errno::NOTTY) => by_name(&ours)?,
+        opened => opened?,
+    };
     resize(&ours, size)?;
     Ok((ours, theirs))
+}
+
+fn by_name(ours: &OwnedFd) -> Result<OwnedFd> {
+    let name = ptsname(ours, Vec::new())?;
+    rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Changes its size; the program's side is told by a signal.

@@ -27,7 +27,7 @@ pub(crate) fn agent() -> io::Result<OwnedFd> {
 }
 
 /// The agent's bytes, for those whose engine wants it as a file.
-#[cfg(feature = "docker")]
+#[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn agent_bytes() -> &'static [u8] {
     AGENT
 }

@@ -27,7 +27,7 @@ pub(crate) fn has_argument(text: &str) -> bool {
 }
 
 /// Every process of this host.
-fn pids() -> impl Iterator<Item = i32> {
+pub(crate) fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

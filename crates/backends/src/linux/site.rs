@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
-use stockade_core::{Admitted, BackendName, Result, SandboxId};
+use stockade_core::{Admitted, BackendName, EffectiveLimits, Result, SandboxId};
 use stockade_launcher::{Launcher, Program};
 
 use super::cgroup::{Group, Hierarchy, House};
@@ -73,7 +73,16 @@ impl Site {
 
     /// The control group of a new sandbox, where there are any.
     pub(crate) fn group(&self, id: &SandboxId, admitted: &Admitted) -> Result<Option<Group>> {
-        let made = self.hierarchy().create(id, admitted.limits());
+        self.group_of(id, admitted.limits())
+    }
+
+    /// The same with limits that make room for what is not the guest's.
+    pub(crate) fn group_of(
+        &self,
+        id: &SandboxId,
+        limits: &EffectiveLimits,
+    ) -> Result<Option<Group>> {
+        let made = self.hierarchy().create(id, limits);
         made.map_err(|error| no_group(self.backend.clone(), error))
     }
 

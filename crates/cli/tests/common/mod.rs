@@ -91,7 +91,9 @@ impl Place {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
         command.args(args).current_dir(self.workspace()).stdin(Stdio::null());
         command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", self.path("home"));
-        command.env("STOCKADE_STATE_DIR", self.state());
+        // Whatever else is installed here: what the command does is the same on every backend, and that
+        // is the kit's to show.
+        command.env("STOCKADE_STATE_DIR", self.state()).env("STOCKADE_BACKEND", "native");
         if let Some(user) = self.user {
             command.uid(user).gid(user);
         }

@@ -126,7 +126,9 @@ pub fn find(args: &Args) -> io::Result<Done> {
     let holds = |path: String| {
         std::fs::read(path).is_ok_and(|held| held.windows(wanted.len()).any(|part| part == wanted))
     };
-    let me = getpid().as_raw_nonzero().get();
+    // As `/proc` numbers it, which may be that of a namespace further out.
+    let named = std::fs::read_link("/proc/self").ok().and_then(|own| own.to_str()?.parse().ok());
+    let me = named.unwrap_or_else(|| getpid().as_raw_nonzero().get());
     let found = pids().into_iter().filter(|pid| {
         *pid != me
             && (holds(format!("/proc/{pid}/cmdline")) || holds(format!("/proc/{pid}/environ")))

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use stockade_backends::docker::{self, Docker};
+use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
 use stockade_backends::ssh::{Host, Ssh};
@@ -22,6 +23,7 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
         Some("mock") => Ok(Arc::new(Simulated::default())),
         Some("control") => Ok(Arc::new(Control::default())),
+        Some("gvisor") => Ok(Arc::new(OnHost::new(Arc::new(Gvisor::new())))),
         Some("landlock") => {
             Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
         }
@@ -32,7 +34,10 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             let options = docker::Options { socket, runtime: None };
             Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
         }
-        _ => Err("name a subject: mock, control, landlock, native, ssh or docker:SOCKET".into()),
+        _ => {
+            Err("name a subject: mock, control, gvisor, landlock, native, ssh, docker:SOCKET"
+                .into())
+        }
     }
 }
 

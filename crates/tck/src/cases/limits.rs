@@ -100,10 +100,15 @@ async fn cpu_time_of_descendants(kit: Kit) -> Verdict {
 async fn cpu_rate(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.cpu_rate = Some(Millicores(50));
-    let facts = kit.run_with(spec, probe(["burn-for", "3000"])).await?.facts()?;
+    let ran = kit.run_with(spec, probe(["burn-for", "3000"])).await?;
+    let usage = ran.outcome.usage;
+    let facts = ran.facts()?;
     let used = facts["ms"].as_u64().unwrap_or(u64::MAX);
-    // 150 ms at that rate; a period's worth may come at once.
-    check!(used <= 275, "expected a twentieth of 3000 ms of processor time, saw {used} ms");
+    // 150 ms at that rate; a period's worth may come at once. A kernel of the guest's own cannot tell
+    // waiting for the host's processor from using it: then the host's count is the one that tells.
+    let counted = usage.cpu_ms.unwrap_or(u64::MAX);
+    let held = used <= 275 || counted <= usage.wall_ms / 20 + 125;
+    check!(held, "expected a twentieth of 3000 ms, saw {used} ms, and from outside {usage:?}");
     Ok(())
 }
 

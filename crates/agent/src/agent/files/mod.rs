@@ -8,6 +8,7 @@ mod ops;
 mod remove;
 mod resolve;
 mod unpack;
+mod walk;
 
 use std::fs::File;
 

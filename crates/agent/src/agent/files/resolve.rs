@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use super::{Failure, Result};
+use super::{Failure, Result, walk};
 
 /// How often to try again when the kernel could not decide because something was being moved.
 const TRIES: usize = 64;
@@ -78,12 +78,26 @@ fn resolve(
     let within = within | ResolveFlags::NO_MAGICLINKS;
     let mut result = Err(Errno::AGAIN);
     for _ in 0..TRIES {
-        result = openat2(&dir, path, flags | OFlags::CLOEXEC, mode, within);
+        result = open(&dir, path, flags | OFlags::CLOEXEC, mode, within);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }
     }
     result
+}
+
+/// By the kernel in one go, or step by step where it cannot.
+fn open(
+    dir: impl AsFd,
+    path: &str,
+    flags: OFlags,
+    mode: Mode,
+    within: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    match openat2(&dir, path, flags, mode, within) {
+        Err(Errno::NOSYS) => walk::open(dir.as_fd(), path, flags, mode, within),
+        opened => opened,
+    }
 }
 
 /// Splits off the last part. A path without one (`/`, `.`, `a/..`) names no entry of a directory.

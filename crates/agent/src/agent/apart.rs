@@ -1,0 +1,69 @@
+//! Keeping an execution together on kernels where orphans fall to nobody but the first process, such
+//! as gVisor's: each keeper is the first process of a pid namespace of its own. Making one takes a user
+//! namespace, of which the keeper keeps nothing: it has one user, the agent's, and no capability.
+
+use std::fs;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
+};
+
+use super::sys::{self, Fork};
+
+/// Says that keepers are kept apart, and whom they run as.
+#[derive(Debug, Clone, Copy)]
+pub struct Apart {
+    uid: u32,
+    gid: u32,
+}
+
+impl Apart {
+    /// As whoever this process is, unless a keeper can have the orphans after all: tried by a process
+    /// made for it, since the first one of a kernel has them anyway.
+    pub fn where_needed() -> io::Result<Option<Self>> {
+        let tried = match sys::fork()? {
+            Fork::Child => {
+                let kept = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+                sys::exit_now(i32::from(kept.is_err()))
+            }
+            Fork::Parent(_) => sys::reap(true)?,
+        };
+        Ok((tried.map(|(_, status)| status) != Some(0)).then(Self::own))
+    }
+
+    fn own() -> Self {
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        Self { uid: uid.as_raw(), gid: gid.as_raw() }
+    }
+
+    /// Splits the process in two, the new one first in namespaces of its own.
+    pub fn fork(self) -> io::Result<Fork> {
+        sys::fork_apart()
+    }
+
+    /// In the new process: becomes the same user again, and gives up what it got with the namespace.
+    pub fn settle(self) -> rustix::io::Result<()> {
+        let Self { uid, gid } = self;
+        // Its own maps can be written only by who may look into it; nobody is there yet who would.
+        set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+        // Some kernels want it before the groups are mapped, and others have no such file.
+        let _ = fs::write("/proc/self/setgroups", "deny");
+        let map = |file: &str, id: u32| fs::write(file, format!("{id} {id} 1\n"));
+        map("/proc/self/uid_map", uid)
+            .and_then(|()| map("/proc/self/gid_map", gid))
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+        for capability in CapabilitySet::all().iter() {
+            // Those that a kernel does not know are not there to be had.
+            let _ = remove_capability_from_bounding_set(capability);
+        }
+        let none = CapabilitySet::empty();
+        set_capabilities(
+            None,
+            CapabilitySets { effective: none, permitted: none, inheritable: none },
+        )
+    }
+}

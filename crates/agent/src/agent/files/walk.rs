@@ -1,0 +1,221 @@
+//! Resolution for kernels that have no `openat2`, such as gVisor's: one name at a time, each resolved
+//! by the kernel without following anything, each link read and followed here. No step is ever left to
+//! a name that could have become something else: what was passed is held by its descriptor, and the
+//! way up leads through those, so that a tree that is being moved cannot lead out of it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, readlinkat};
+use rustix::io::{Errno, Result};
+
+/// What the kernel itself allows on one path.
+const MOST_LINKS: usize = 40;
+
+const STEP: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Opens what `openat2` would open with the same arguments: `BENEATH` refuses what leads out with
+/// `EXDEV`, `IN_ROOT` takes the directory for `/`. `EAGAIN` where something was swapped meanwhile.
+pub fn open(
+    root: BorrowedFd<'_>,
+    path: &str,
+    flags: OFlags,
+    mode: Mode,
+    within: ResolveFlags,
+) -> Result<OwnedFd> {
+    let mut walk = Walk { root, inside: Vec::new(), todo: VecDeque::new(), links: 0, within };
+    walk.take(path)?;
+    walk.finish(flags | OFlags::NOFOLLOW, mode, flags.contains(OFlags::NOFOLLOW))
+}
+
+struct Walk<'r> {
+    root: BorrowedFd<'r>,
+    /// The directories from the root to where we are.
+    inside: Vec<OwnedFd>,
+    /// The names still to come.
+    todo: VecDeque<String>,
+    links: usize,
+    within: ResolveFlags,
+}
+
+impl Walk<'_> {
+    fn here(&self) -> BorrowedFd<'_> {
+        self.inside.last().map_or(self.root, AsFd::as_fd)
+    }
+
+    /// Puts the names of a path in front of those still to come.
+    fn take(&mut self, path: &str) -> Result<()> {
+        if path.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        if path.starts_with('/') {
+            self.to_the_root()?;
+        }
+        for name in path.split('/').rev() {
+            self.todo.push_front(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn to_the_root(&mut self) -> Result<()> {
+        if self.within.contains(ResolveFlags::BENEATH) {
+            return Err(Errno::XDEV);
+        }
+        self.inside.clear();
+        Ok(())
+    }
+
+    fn up(&mut self) -> Result<()> {
+        let left = self.inside.pop().is_none();
+        if left && self.within.contains(ResolveFlags::BENEATH) {
+            return Err(Errno::XDEV);
+        }
+        Ok(())
+    }
+
+    /// Walks to the last name and opens that.
+    fn finish(&mut self, flags: OFlags, mode: Mode, keep_link: bool) -> Result<OwnedFd> {
+        while let Some(name) = self.todo.pop_front() {
+            let last = self.todo.is_empty();
+            match name.as_str() {
+                "" | "." => {}
+                ".." => self.up()?,
+                name if last && keep_link => return openat(self.here(), name, flags, mode),
+                name => match self.link(name)? {
+                    Some(target) => self.take(&target)?,
+                    None if last => return self.last(name, flags, mode),
+                    None => self.inside.push(openat(self.here(), name, STEP, Mode::empty())?),
+                },
+            }
+        }
+        // Named by its descriptor, or by a path that ends in a directory.
+        openat(self.here(), ".", flags, mode)
+    }
+
+    /// Where a name leads, if it is a symbolic link.
+    fn link(&mut self, name: &str) -> Result<Option<String>> {
+        match readlinkat(self.here(), name, Vec::new()) {
+            Ok(target) => {
+                self.links += 1;
+                let target = target.into_string().map_err(|_| Errno::ILSEQ)?;
+                if self.links > MOST_LINKS { Err(Errno::LOOP) } else { Ok(Some(target)) }
+            }
+            // Not a link, or nothing yet: opening it tells.
+            Err(Errno::INVAL | Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn last(&self, name: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+        match openat(self.here(), name, flags, mode) {
+            // It was no link a moment ago.
+            Err(Errno::LOOP) => Err(Errno::AGAIN),
+            opened => opened,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use rustix::fs::{CWD, fstat, openat2};
+
+    use super::*;
+
+    fn tree() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("root/a/b")).unwrap();
+        fs::write(at("outside"), "secret").unwrap();
+        fs::write(at("root/file"), "x").unwrap();
+        fs::write(at("root/a/b/deep"), "x").unwrap();
+        for (link, target) in [
+            ("up", ".."),
+            ("out", "../outside"),
+            ("abs", "/file"),
+            ("absdir", "/a/b"),
+            ("a/back", "../file"),
+            ("a/b/far", "../../../outside"),
+            ("loop", "loop"),
+            ("dangling", "nothing"),
+            ("todir", "a/b"),
+            ("tofile", "file"),
+        ] {
+            symlink(target, at("root").join(link)).unwrap();
+        }
+        dir
+    }
+
+    const PATHS: &[&str] = &[
+        ".",
+        "",
+        "/",
+        "a",
+        "a/",
+        "a/.",
+        "a/..",
+        "..",
+        "a/../..",
+        "a/b/../../file",
+        "file",
+        "file/",
+        "file/x",
+        "up",
+        "up/outside",
+        "out",
+        "abs",
+        "absdir/deep",
+        "a/back",
+        "a/b/far",
+        "loop",
+        "dangling",
+        "dangling/x",
+        "todir/deep",
+        "todir/../back",
+        "tofile",
+        "tofile/",
+        "todir/",
+        "nothing",
+        "nothing/x",
+        "/file",
+        "/a/b/deep",
+        "/../file",
+        "/up/file",
+        "a//b///deep",
+    ];
+
+    #[test]
+    fn every_path_leads_where_openat2_leads_and_is_refused_as_there() {
+        let dir = tree();
+        let root = openat(CWD, dir.path().join("root"), STEP, Mode::empty()).unwrap();
+        let ways = [OFlags::PATH, OFlags::RDONLY, OFlags::PATH | OFlags::NOFOLLOW];
+        let withins = [ResolveFlags::BENEATH, ResolveFlags::IN_ROOT];
+        let told = |opened: Result<OwnedFd>| opened.and_then(|fd| Ok(fstat(&fd)?.st_ino));
+        for path in PATHS {
+            for (flags, within) in ways.iter().flat_map(|f| withins.map(|w| (*f, w))) {
+                let flags = flags | OFlags::CLOEXEC;
+                let theirs = openat2(&root, *path, flags, Mode::empty(), within);
+                let ours = open(root.as_fd(), path, flags, Mode::empty(), within);
+                assert_eq!(told(ours), told(theirs), "{path:?} {flags:?} {within:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_is_made_where_a_path_says_and_nowhere_else() {
+        let dir = tree();
+        let root = openat(CWD, dir.path().join("root"), STEP, Mode::empty()).unwrap();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        let make = |path| open(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
+        make("todir/new").unwrap();
+        assert!(dir.path().join("root/a/b/new").exists());
+        make("dangling").unwrap();
+        assert!(dir.path().join("root/nothing").exists());
+        assert_eq!(make("up/new").unwrap_err(), Errno::XDEV);
+        assert_eq!(make("out").unwrap_err(), Errno::XDEV);
+        assert_eq!(fs::metadata(dir.path().join("outside")).unwrap().size(), 6);
+    }
+}

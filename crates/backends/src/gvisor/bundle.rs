@@ -1,0 +1,98 @@
+//! Lays a sandbox's root into its private directory: small files, links, and the places where the
+//! runtime will mount the rest. Follows no link: those are laid last, when nothing is made any more.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use stockade_core::{Error, ErrorCode, Result, WORKSPACE_ROOT};
+use stockade_launcher::Made;
+
+use super::NAME;
+use super::plan::Plan;
+use super::private::{Private, unusable};
+use crate::linux::embed;
+
+/// The agent, inside.
+pub(super) const AGENT: &str = "/.stockade-agent";
+
+pub(super) fn lay(private: &Private, plan: &Plan) -> Result<()> {
+    let root = private.root();
+    let laid = points(&root, plan).and_then(|()| files(&root, plan));
+    laid.map_err(|error| unusable("the root cannot be laid out", error))?;
+    links(&root, plan)
+}
+
+/// Where something lies in the root, as seen from the host.
+fn at(root: &Path, target: &Path) -> PathBuf {
+    root.join(target.strip_prefix("/").unwrap_or(target))
+}
+
+/// The places of everything that is mounted.
+fn points(root: &Path, plan: &Plan) -> io::Result<()> {
+    for own in ["/proc", "/sys", "/dev", WORKSPACE_ROOT] {
+        fs::create_dir_all(at(root, Path::new(own)))?;
+    }
+    let mounted = plan.pieces.iter().filter_map(|piece| match &piece.made {
+        Made::Mount(source) => Some((source, &piece.target)),
+        Made::Link(_) | Made::File(_) => None,
+    });
+    let bound = plan.binds.iter().map(|bind| (&bind.source, &bind.target));
+    for (source, target) in mounted.chain(bound) {
+        point(&at(root, target), source.is_dir())?;
+    }
+    // What lies in a directory that is itself mounted, the runtime makes for itself.
+    let own = |target: &Path| !plan.pieces.iter().any(|piece| target.starts_with(&piece.target));
+    for place in plan.places.iter().filter(|place| own(&place.target)) {
+        fs::create_dir_all(at(root, &place.target))?;
+    }
+    Ok(())
+}
+
+fn point(place: &Path, directory: bool) -> io::Result<()> {
+    if directory {
+        return fs::create_dir_all(place);
+    }
+    place.parent().map_or(Ok(()), fs::create_dir_all)?;
+    OpenOptions::new().write(true).create(true).truncate(false).open(place).map(drop)
+}
+
+fn files(root: &Path, plan: &Plan) -> io::Result<()> {
+    write(&at(root, Path::new(AGENT)), embed::agent_bytes(), 0o755)?;
+    for piece in &plan.pieces {
+        if let Made::File(bytes) = &piece.made {
+            let place = at(root, &piece.target);
+            place.parent().map_or(Ok(()), fs::create_dir_all)?;
+            write(&place, bytes, 0o644)?;
+        }
+    }
+    Ok(())
+}
+
+/// A new file: what is there already is a place that something else was meant for.
+fn write(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(place);
+    file?.write_all(bytes)
+}
+
+fn links(root: &Path, plan: &Plan) -> Result<()> {
+    for piece in &plan.pieces {
+        if let Made::Link(to) = &piece.made {
+            let place = at(root, &piece.target);
+            let laid = place.parent().map_or(Ok(()), fs::create_dir_all);
+            laid.and_then(|()| symlink(to, &place)).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => behind(&piece.target),
+                _ => unusable("the root cannot be laid out", error),
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn behind(link: &Path) -> Error {
+    let message = format!("mounts: a target lies behind `{}`, which is a link", link.display());
+    Error::new(ErrorCode::Invalid, "create", message)
+        .backend(NAME)
+        .remedy("name the target by where the link leads")
+}

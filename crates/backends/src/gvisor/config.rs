@@ -1,0 +1,154 @@
+//! The runtime's own description of a sandbox: an OCI `config.json`. Holds nothing of a command, and
+//! so no secret.
+
+use std::path::{Path, PathBuf};
+
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    Linux, LinuxBuilder, LinuxCapabilities, LinuxIdMapping, LinuxIdMappingBuilder,
+    LinuxNamespaceBuilder, LinuxNamespaceType, Mount, MountBuilder, PosixRlimit,
+    PosixRlimitBuilder, PosixRlimitType, Process, ProcessBuilder, RootBuilder, Spec, SpecBuilder,
+    UserBuilder,
+};
+use stockade_core::{SandboxId, User, WORKSPACE_ROOT};
+use stockade_launcher::{Made, Rlimits};
+
+use super::bundle::AGENT;
+use super::plan::{Bind, Place, Plan};
+
+type Result<T> = std::result::Result<T, OciSpecError>;
+
+/// Writes it into the bundle.
+pub(super) fn write(bundle: &Path, id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<()> {
+    spec(id, plan, rlimits)?.save(bundle.join("config.json"))
+}
+
+fn spec(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Spec> {
+    SpecBuilder::default()
+        .version("1.0.2")
+        .root(RootBuilder::default().path("rootfs").readonly(true).build()?)
+        .hostname("sandbox")
+        .process(process(id, plan.user, rlimits)?)
+        .mounts(mounts(plan)?)
+        .linux(linux(plan)?)
+        .build()
+}
+
+fn process(id: &SandboxId, user: User, rlimits: &Rlimits) -> Result<Process> {
+    let none = || std::collections::HashSet::new();
+    let mut capabilities = LinuxCapabilities::default();
+    capabilities.set_bounding(Some(none()));
+    capabilities.set_effective(Some(none()));
+    capabilities.set_inheritable(Some(none()));
+    capabilities.set_permitted(Some(none()));
+    capabilities.set_ambient(Some(none()));
+    ProcessBuilder::default()
+        .terminal(false)
+        .user(UserBuilder::default().uid(user.uid).gid(user.gid).build()?)
+        .args([AGENT, "--apart", "0,1", WORKSPACE_ROOT, id.as_str()].map(String::from))
+        .env(Vec::new())
+        .cwd("/")
+        .capabilities(capabilities)
+        .rlimits(limits(rlimits)?)
+        .no_new_privileges(true)
+        .build()
+}
+
+fn limits(limits: &Rlimits) -> Result<Vec<PosixRlimit>> {
+    let all = [
+        (PosixRlimitType::RlimitNofile, limits.nofile),
+        (PosixRlimitType::RlimitNproc, limits.nproc),
+        (PosixRlimitType::RlimitFsize, limits.fsize),
+        (PosixRlimitType::RlimitData, limits.data),
+        (PosixRlimitType::RlimitCore, Some(0)),
+    ];
+    let given = all.into_iter().filter_map(|(kind, most)| Some((kind, most?)));
+    given
+        .map(|(kind, most)| PosixRlimitBuilder::default().typ(kind).soft(most).hard(most).build())
+        .collect()
+}
+
+fn mounts(plan: &Plan) -> Result<Vec<Mount>> {
+    let mut all = vec![
+        special("/proc", "proc", &["nosuid", "noexec", "nodev"])?,
+        special("/dev", "tmpfs", &["nosuid"])?,
+        special("/dev/pts", "devpts", &["nosuid", "noexec"])?,
+        special("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"])?,
+    ];
+    for piece in &plan.pieces {
+        if let Made::Mount(source) = &piece.made {
+            let (source, target) = (source.clone(), piece.target.clone());
+            all.push(bind(&Bind { source, target, read_only: true })?);
+        }
+    }
+    for place in &plan.places {
+        all.push(memory(place, plan.user)?);
+    }
+    for shown in &plan.binds {
+        all.push(bind(shown)?);
+    }
+    Ok(all)
+}
+
+fn special(target: &str, kind: &str, options: &[&str]) -> Result<Mount> {
+    mount(Path::new(target), kind, PathBuf::from(kind), options.iter().map(|o| (*o).to_owned()))
+}
+
+fn bind(bind: &Bind) -> Result<Mount> {
+    let access = if bind.read_only { "ro" } else { "rw" };
+    let options = ["rbind", "nosuid", "nodev", access].map(String::from);
+    mount(&bind.target, "bind", bind.source.clone(), options)
+}
+
+fn memory(place: &Place, user: User) -> Result<Mount> {
+    // Root's where everybody may write, as anywhere else.
+    let User { uid, gid } = if place.mode & 0o002 == 0 { user } else { User { uid: 0, gid: 0 } };
+    let options = [
+        "nosuid".to_owned(),
+        "nodev".to_owned(),
+        format!("mode={:o}", place.mode),
+        format!("size={}", place.bytes),
+        format!("uid={uid}"),
+        format!("gid={gid}"),
+    ];
+    mount(&place.target, "tmpfs", PathBuf::from("tmpfs"), options)
+}
+
+fn mount(
+    target: &Path,
+    kind: &str,
+    source: PathBuf,
+    options: impl IntoIterator<Item = String>,
+) -> Result<Mount> {
+    let options: Vec<String> = options.into_iter().collect();
+    MountBuilder::default().destination(target).typ(kind).source(source).options(options).build()
+}
+
+fn linux(plan: &Plan) -> Result<Linux> {
+    let mut kinds = vec![
+        LinuxNamespaceType::Pid,
+        LinuxNamespaceType::Network,
+        LinuxNamespaceType::Ipc,
+        LinuxNamespaceType::Uts,
+        LinuxNamespaceType::Mount,
+    ];
+    let mut linux = LinuxBuilder::default();
+    if let Some(hosts) = &plan.hosts {
+        kinds.push(LinuxNamespaceType::User);
+        linux = linux
+            .uid_mappings(mappings(hosts, |user| user.uid)?)
+            .gid_mappings(mappings(hosts, |user| user.gid)?);
+    }
+    let namespace = |kind| LinuxNamespaceBuilder::default().typ(kind).build();
+    linux.namespaces(kinds.into_iter().map(namespace).collect::<Result<Vec<_>>>()?).build()
+}
+
+fn mappings(hosts: &[(User, User)], id: fn(&User) -> u32) -> Result<Vec<LinuxIdMapping>> {
+    let mut pairs: Vec<_> =
+        hosts.iter().map(|(inside, outside)| (id(inside), id(outside))).collect();
+    pairs.dedup();
+    let line = |(inside, outside): (u32, u32)| {
+        LinuxIdMappingBuilder::default().container_id(inside).host_id(outside).size(1_u32).build()
+    };
+    pairs.into_iter().map(line).collect()
+}

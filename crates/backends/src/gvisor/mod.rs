@@ -1,0 +1,348 @@
+//! A second kernel in user space in front of the host's: an OCI bundle under `runsc`, with the agent as
+//! its first process. `docs/backends/gvisor.md` says what it does not protect from.
+//!
+//! This module builds no wall itself: the runtime does, and which of its platforms works here is
+//! measured, not assumed.
+
+mod bundle;
+mod config;
+mod plan;
+mod platform;
+mod private;
+mod probe;
+mod runsc;
+mod sandbox;
+mod snapshot;
+mod spawner;
+mod words;
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use async_trait::async_trait;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Admitted, Backend, BackendName, Capabilities, EffectiveLimits, Error, ErrorCode, Result,
+    Sandbox, SandboxId,
+};
+use stockade_launcher::{Launcher, Rlimits};
+use tokio::net::unix::pipe;
+
+use private::Private;
+use runsc::{Platform, Runsc};
+use sandbox::{Brake, GvisorSandbox};
+use snapshot::Snapshots;
+use spawner::Spawner;
+use words::Words;
+
+use crate::linux::cgroup::{Group, House, throwaway};
+use crate::linux::limits::per_process;
+use crate::linux::running::{self, Built, Ending};
+use crate::linux::site::{DEADLINE, Site};
+use crate::linux::{self, find};
+
+/// The gvisor backend's name.
+pub const NAME: BackendName = BackendName::literal("gvisor");
+
+/// The agent and the keeper of an execution are not the guest's.
+const OWN_PROCESSES: u64 = 2;
+/// Threads of the host that the runtime needs for itself.
+const HOST_THREADS: u32 = 512;
+/// The most a snapshot may hold where nothing else bounds the disk.
+const MOST_KEPT: u64 = 1 << 30;
+
+const HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
+
+/// The gvisor backend. Its sandboxes end with this value.
+pub struct Gvisor {
+    site: Site,
+    program: Option<PathBuf>,
+    spawner: OnceLock<Spawner>,
+    platform: tokio::sync::Mutex<Option<Platform>>,
+    /// The runtimes that were started and not yet waited for.
+    children: Mutex<HashMap<SandboxId, Child>>,
+    swept: tokio::sync::OnceCell<()>,
+}
+
+impl Default for Gvisor {
+    fn default() -> Self {
+        Self {
+            site: Site::new(NAME, HOUSE, Launcher::start),
+            program: None,
+            spawner: OnceLock::new(),
+            platform: tokio::sync::Mutex::default(),
+            children: Mutex::default(),
+            swept: tokio::sync::OnceCell::new(),
+        }
+    }
+}
+
+/// Room in its groups for the host's threads, of which the runtime may need one for each pair of the
+/// guest's: only a backstop, since the Sentry counts the guest's own. Memory is one for both.
+fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
+    let pairs = |most: u32| most.saturating_add(16).saturating_pow(2).saturating_add(HOST_THREADS);
+    EffectiveLimits { processes: limits.processes.map(pairs), ..*limits }
+}
+
+fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
+    Rlimits {
+        nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
+        ..per_process(limits, memory_is_held)
+    }
+}
+
+impl Gvisor {
+    /// A backend that uses the `runsc` in `PATH`, and has not touched anything yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with this program as its runtime.
+    pub fn with_program(program: &Path) -> Self {
+        Self { program: Some(program.to_owned()), ..Self::default() }
+    }
+
+    fn find(&self) -> Option<Runsc> {
+        Runsc::find(self.program.as_deref())
+    }
+
+    fn runsc(&self) -> Result<Runsc> {
+        let missing = || {
+            Error::new(ErrorCode::Unavailable, "create", "runsc is not installed")
+                .backend(NAME)
+                .remedy("install `runsc` and put it into PATH")
+        };
+        self.find().ok_or_else(missing)
+    }
+
+    fn spawner(&self) -> Result<&Spawner> {
+        if let Some(spawner) = self.spawner.get() {
+            return Ok(spawner);
+        }
+        let started = Spawner::start().map_err(|error| not_started(error, String::new()))?;
+        Ok(self.spawner.get_or_init(|| started))
+    }
+
+    /// The platform to build on: as remembered, or found out now.
+    async fn platform(&self, runsc: &Runsc) -> Result<Platform> {
+        let mut known = self.platform.lock().await;
+        if let Some(platform) = known.or_else(|| platform::remembered(runsc)) {
+            *known = Some(platform);
+            return Ok(platform);
+        }
+        let platform = self.choose(runsc).await?;
+        *known = Some(platform);
+        Ok(platform)
+    }
+
+    async fn forget_platform(&self, runsc: &Runsc) {
+        *self.platform.lock().await = None;
+        platform::forget(runsc);
+    }
+
+    async fn build(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        platform: Platform,
+    ) -> Result<GvisorSandbox> {
+        let runsc = self.runsc()?;
+        let plan = plan::plan(admitted, runsc.rootless)?;
+        let private = Private::make(id)?;
+        bundle::lay(&private, &plan)?;
+        let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
+        let rlimits = rlimits(admitted.limits(), self.site.holds_memory(group.as_ref()));
+        config::write(private.path(), id, &plan, &rlimits).map_err(not_described)?;
+        let cgroup = group.as_ref().map(Group::plan);
+        let command = runsc.run(platform, &private, id);
+        let child = self.spawner()?.spawn(command, cgroup).await;
+        let child = child.map_err(|error| not_started(error, String::new()))?;
+        let streams = self.keep(id, child, group, admitted)?;
+        let (running, client) = greet(streams).await?;
+        Ok(GvisorSandbox {
+            running,
+            client,
+            user: plan.user,
+            snapshots: snapshots(id, &private, admitted),
+            brake: Arc::new(Brake {
+                runsc,
+                private,
+                id: id.clone(),
+                stopped: tokio::sync::Mutex::new(false),
+            }),
+        })
+    }
+
+    /// Notes a runtime that was started, and takes its streams.
+    fn keep(
+        &self,
+        id: &SandboxId,
+        mut child: Child,
+        group: Option<Group>,
+        admitted: &Admitted,
+    ) -> Result<Streams> {
+        let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let pid = child.id().cast_signed();
+        let watched = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
+        lock(&self.children).insert(id.clone(), child);
+        let lost = || std::io::Error::other("it has no standard streams");
+        let (Some(Ok(pidfd)), (Some(stdin), Some(stdout), Some(stderr))) = (watched, streams)
+        else {
+            return Err(not_started(lost(), String::new()));
+        };
+        let built = Built {
+            backend: NAME,
+            last: (pid, pidfd),
+            // Its helpers take a parent-death signal.
+            ending: Ending::Signal(Signal::KILL),
+            group,
+            written: Vec::new(),
+            held: None,
+        };
+        let running = self.site.note(id, built, admitted);
+        Ok(Streams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
+    }
+
+    /// Ends a sandbox and removes every trace, whoever made it.
+    async fn end(&self, id: &SandboxId) -> Result<()> {
+        if !self.site.end(id).await? {
+            self.site.clear(id).await?;
+        }
+        self.end_processes(id).await?;
+        if let Some(mut child) = lock(&self.children).remove(id) {
+            // It has ended: this only buries it.
+            let _ = child.wait();
+        }
+        private::remove(id)?;
+        self.site.forget(id);
+        Ok(())
+    }
+
+    /// Ends every process of a sandbox that is found by its arguments: all there are, where no control
+    /// group holds them.
+    async fn end_processes(&self, id: &SandboxId) -> Result<()> {
+        let state = private::base()?.join(id.as_str()).join("state");
+        let mark = format!("--root={}", state.display());
+        let meant = |pid: i32| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.split(|byte| *byte == 0).any(|part| part == mark.as_bytes()))
+        };
+        for pid in find::pids().filter(|pid| meant(*pid)) {
+            if let Some(pidfd) = find::kill_if(pid, meant) {
+                let _ = tokio::time::timeout(DEADLINE, running::ended(&pidfd)).await;
+            }
+        }
+        match find::pids().find(|pid| meant(*pid)) {
+            Some(_) => {
+                Err(running::left_behind(&NAME, id, "a process of the runtime does not end"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
+    async fn sweep(&self) {
+        let sweep = async {
+            for id in private::ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
+                // Whoever comes next tries again.
+                let _ = self.end(id).await;
+            }
+        };
+        self.swept.get_or_init(|| sweep).await;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A runtime that was started, and its standard streams.
+struct Streams {
+    running: Arc<running::Running>,
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+}
+
+/// Waits for the agent's first word.
+async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)> {
+    let no_pipe = |error| linux::no_pipe(NAME, error);
+    let words = Words::listen(streams.stderr).map_err(no_pipe)?;
+    let reader = pipe::Receiver::from_owned_fd(streams.stdout).map_err(no_pipe)?;
+    let writer = pipe::Sender::from_owned_fd(streams.stdin).map_err(no_pipe)?;
+    match AgentClient::connect_halves(reader, writer, DEADLINE).await {
+        Ok(client) => Ok((streams.running, client)),
+        Err(error) => {
+            streams.running.kill();
+            let said = words.last().await;
+            Err(not_started(std::io::Error::other(error.message().to_owned()), said))
+        }
+    }
+}
+
+fn snapshots(id: &SandboxId, private: &Private, admitted: &Admitted) -> Snapshots {
+    let most = admitted.limits().disk.map_or(MOST_KEPT, |disk| disk.0);
+    Snapshots::new(id.clone(), private.kept(), plan::writable(admitted.spec()), most)
+}
+
+#[async_trait]
+impl Backend for Gvisor {
+    fn name(&self) -> BackendName {
+        NAME
+    }
+
+    async fn probe(&self) -> Capabilities {
+        probe::measure(self).await
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        platform::fingerprint(&self.find()?)
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        self.sweep().await;
+        let runsc = self.runsc()?;
+        let platform = self.platform(&runsc).await?;
+        match self.build(id, admitted, platform).await {
+            Ok(sandbox) => Ok(Arc::new(sandbox)),
+            Err(error) => {
+                self.end(id).await?;
+                if error.code() == ErrorCode::WallMissing {
+                    self.forget_platform(&runsc).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        self.sweep().await;
+        let ids: BTreeSet<_> =
+            private::ids().into_iter().chain(self.site.hierarchy().ids()).collect();
+        Ok(ids.into_iter().collect())
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        self.end(id).await
+    }
+}
+
+fn not_described(error: oci_spec::OciSpecError) -> Error {
+    let message = "the sandbox cannot be described to runsc";
+    Error::new(ErrorCode::System, "create", message).backend(NAME).source(error)
+}
+
+fn not_started(error: std::io::Error, said: String) -> Error {
+    let message = match said.is_empty() {
+        true => "runsc did not start the sandbox".to_owned(),
+        false => format!("runsc did not start the sandbox: {said}"),
+    };
+    Error::new(ErrorCode::WallMissing, "create", message)
+        .backend(NAME)
+        .remedy("see docs/backends/gvisor.md, or choose another backend")
+        .source(error)
+}

@@ -1,0 +1,197 @@
+//! From an admitted spec to what the guest will see, as plain data. Host paths are resolved here, so
+//! that what is mounted is what the caller meant.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use stockade_core::{
+    Admitted, Error, ErrorCode, HostPath, Image, Result, SandboxSpec, User, WORKSPACE_ROOT,
+    Workspace,
+};
+use stockade_launcher::{HOME, Made, PRIVATE, Piece, host_root};
+
+use super::NAME;
+
+/// Whom commands run as when the caller does not say.
+const SOMEBODY: User = User { uid: 1000, gid: 1000 };
+/// Without privileges on any host.
+const NOBODY: u32 = 65534;
+/// What an image's own root must not decide: these are the sandbox's.
+const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
+/// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
+const MOST_SCRATCH: u64 = 1 << 30;
+
+/// What the guest will see.
+pub(super) struct Plan {
+    /// Links, files and read-only directories of the root.
+    pub pieces: Vec<Piece>,
+    /// Directories and files of the host.
+    pub binds: Vec<Bind>,
+    /// Places in memory.
+    pub places: Vec<Place>,
+    /// Whom everything inside runs as.
+    pub user: User,
+    /// Whom that user, and the root of the runtime's helpers, stand for on the host; absent where
+    /// the runtime runs without root and decides that itself.
+    pub hosts: Option<Vec<(User, User)>>,
+}
+
+pub(super) struct Bind {
+    pub source: PathBuf,
+    pub target: PathBuf,
+    pub read_only: bool,
+}
+
+pub(super) struct Place {
+    pub target: PathBuf,
+    pub mode: u32,
+    pub bytes: u64,
+}
+
+pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
+    let spec = admitted.spec();
+    let scratch = admitted.limits().disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
+    let user = user(spec, rootless);
+    let mut binds = mounts(spec)?;
+    let place = |(target, mode): (&str, u32)| Place { target: target.into(), mode, bytes: scratch };
+    let mut places: Vec<_> = PRIVATE.into_iter().map(place).collect();
+    match &spec.workspace {
+        Workspace::Local(path) => binds.insert(0, workspace(path, spec.read_only)?),
+        // A copy-on-write one is not admitted on this backend.
+        Workspace::Ephemeral | Workspace::Overlay(_) => places.push(place((WORKSPACE_ROOT, 0o755))),
+    }
+    let hosts = (!rootless).then(|| hosts(user, owner(&binds)));
+    Ok(Plan { pieces: pieces(&spec.image, user)?, binds, places, user, hosts })
+}
+
+/// Whom everything in the sandbox runs as. Without root there is only one user to be had, and it is
+/// root by number, inside.
+pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
+    let only = if rootless { User { uid: 0, gid: 0 } } else { SOMEBODY };
+    spec.user.unwrap_or(only)
+}
+
+/// The places that a guest may write to, its workspace first.
+pub(super) fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
+    let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
+    workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
+}
+
+/// The home of every command.
+pub(super) const fn home() -> &'static str {
+    HOME
+}
+
+/// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.
+fn owner(binds: &[Bind]) -> User {
+    let written = binds.iter().find(|bind| !bind.read_only);
+    let found = written.and_then(|bind| fs::metadata(&bind.source).ok());
+    found.map_or(User { uid: NOBODY, gid: NOBODY }, |found| User {
+        uid: found.uid(),
+        gid: found.gid(),
+    })
+}
+
+/// The runtime's helpers are root inside and need somebody to be on the host: root, unless the guest
+/// itself stands for that.
+fn hosts(user: User, owner: User) -> Vec<(User, User)> {
+    let pair = |inside: u32, outside: u32| match inside {
+        0 => vec![(0, outside)],
+        inside => vec![(inside, outside), (0, if outside == 0 { NOBODY } else { 0 })],
+    };
+    let (uids, gids) = (pair(user.uid, owner.uid), pair(user.gid, owner.gid));
+    // One of the two may need a line less.
+    let last = |list: &[(u32, u32)], at: usize| list.get(at).or(list.last()).copied();
+    let line = |at: usize| {
+        let ((uid, host_uid), (gid, host_gid)) = (last(&uids, at)?, last(&gids, at)?);
+        Some((User { uid, gid }, User { uid: host_uid, gid: host_gid }))
+    };
+    (0..uids.len().max(gids.len())).filter_map(line).collect()
+}
+
+fn pieces(image: &Image, user: User) -> Result<Vec<Piece>> {
+    let Image::Directory(path) = image else {
+        // The other kinds are not admitted on this backend.
+        return Ok(host_root(user.uid, user.gid));
+    };
+    let path = directory("image", path)?;
+    let entries = fs::read_dir(&path)
+        .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+        .map_err(|error| unusable("image", &path, "cannot be read").source(error))?;
+    let names = entries.iter().filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names
+        .filter(|name| !OURS.contains(&name.as_str()))
+        .filter_map(|n| entry(&path, &n))
+        .collect())
+}
+
+/// One entry of an image. A file is mounted too, so that programs keep their size and their mode.
+fn entry(image: &Path, name: &str) -> Option<Piece> {
+    let source = image.join(name);
+    let found = fs::symlink_metadata(&source).ok()?;
+    let made = match found.file_type() {
+        kind if kind.is_symlink() => Made::Link(fs::read_link(&source).ok()?),
+        kind if kind.is_dir() || kind.is_file() => Made::Mount(source),
+        _ => return None,
+    };
+    Some(Piece { target: Path::new("/").join(name), made })
+}
+
+fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
+    let bind = |mount: &stockade_core::Mount| {
+        Ok(Bind {
+            source: resolve("mounts", &mount.source)?,
+            target: PathBuf::from(mount.target.as_str()),
+            read_only: mount.read_only,
+        })
+    };
+    spec.mounts.iter().map(bind).collect()
+}
+
+fn workspace(path: &HostPath, read_only: bool) -> Result<Bind> {
+    Ok(Bind { source: directory("workspace", path)?, target: WORKSPACE_ROOT.into(), read_only })
+}
+
+fn directory(field: &'static str, path: &HostPath) -> Result<PathBuf> {
+    let path = resolve(field, path)?;
+    match path.is_dir() {
+        true => Ok(path),
+        false => Err(unusable(field, &path, "is not a directory")),
+    }
+}
+
+fn resolve(field: &'static str, path: &HostPath) -> Result<PathBuf> {
+    fs::canonicalize(path.as_path())
+        .map_err(|error| unusable(field, path.as_path(), "cannot be used").source(error))
+}
+
+fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
+    let message = format!("{field}: `{}` {what}", path.display());
+    Error::new(ErrorCode::Invalid, "create", message)
+        .backend(NAME)
+        .remedy("name a directory that exists and that you may read")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(user: (u32, u32), owner: (u32, u32)) -> Vec<((u32, u32), (u32, u32))> {
+        let make = |(uid, gid)| User { uid, gid };
+        let pair = |(inside, outside): (User, User)| {
+            ((inside.uid, inside.gid), (outside.uid, outside.gid))
+        };
+        hosts(make(user), make(owner)).into_iter().map(pair).collect()
+    }
+
+    #[test]
+    fn the_guest_stands_for_the_owner_of_its_files_and_nobody_stands_for_two() {
+        assert_eq!(told((1000, 1000), (7, 8)), [((1000, 1000), (7, 8)), ((0, 0), (0, 0))]);
+        assert_eq!(
+            told((1000, 1000), (0, 0)),
+            [((1000, 1000), (0, 0)), ((0, 0), (NOBODY, NOBODY))]
+        );
+        assert_eq!(told((0, 0), (7, 8)), [((0, 0), (7, 8))]);
+    }
+}

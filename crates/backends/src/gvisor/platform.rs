@@ -1,0 +1,100 @@
+//! Which platform works on this host: found out by building a sandbox on each, with a time limit,
+//! because some neither work nor fail. Remembered for as long as nothing it depends on changes.
+
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
+
+use super::runsc::{Platform, Runsc};
+use super::{Gvisor, NAME, private};
+use crate::linux;
+use crate::linux::site::DEADLINE;
+
+/// The file in which the choice is kept.
+const KEPT: &str = "platform";
+
+/// How long a trial may take: the last one there is gets the longest.
+const fn patience(platform: Platform) -> Duration {
+    match platform {
+        Platform::Kvm | Platform::Systrap => Duration::from_secs(3),
+        Platform::Ptrace => DEADLINE,
+    }
+}
+
+/// What a choice depends on.
+pub(super) fn fingerprint(runsc: &Runsc) -> Option<String> {
+    Some(format!("{}\n{}", linux::fingerprint()?, runsc.version()?))
+}
+
+fn label(runsc: &Runsc) -> Option<String> {
+    let hash = Sha256::digest(fingerprint(runsc)?.as_bytes());
+    Some(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What was found to work before.
+pub(super) fn remembered(runsc: &Runsc) -> Option<Platform> {
+    let text = fs::read_to_string(private::base().ok()?.join(KEPT)).ok()?;
+    let (told, name) = text.trim().split_once(' ')?;
+    (told == label(runsc)?).then(|| Platform::named(name)).flatten()
+}
+
+/// Keeps a choice, whole or not at all. Failing to is no harm: it is made again.
+fn remember(runsc: &Runsc, platform: Platform) {
+    let (Ok(base), Some(label)) = (private::base(), label(runsc)) else { return };
+    let draft = base.join(format!("{KEPT}.{}", std::process::id()));
+    let written = fs::File::create(&draft)
+        .and_then(|mut file| writeln!(file, "{label} {}", platform.name()))
+        .and_then(|()| fs::rename(&draft, base.join(KEPT)));
+    if written.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+}
+
+/// Forgets: what worked does not any more.
+pub(super) fn forget(runsc: &Runsc) {
+    // What was found for another one is none of ours.
+    if let (Ok(base), Some(_)) = (private::base(), remembered(runsc)) {
+        let _ = fs::remove_file(base.join(KEPT));
+    }
+}
+
+impl Gvisor {
+    /// The first platform that works.
+    pub(super) async fn choose(&self, runsc: &Runsc) -> Result<Platform> {
+        let mut failed = Vec::new();
+        for platform in Platform::ALL {
+            match self.trial(platform).await {
+                Ok(()) => {
+                    remember(runsc, platform);
+                    return Ok(platform);
+                }
+                Err(error) => {
+                    failed.push(format!("{}: {}", platform.name(), linux::reason(&error)))
+                }
+            }
+        }
+        let message = format!("no platform of runsc works here ({})", failed.join("; "));
+        let remedy = "see docs/backends/gvisor.md, or choose another backend";
+        Err(Error::new(ErrorCode::Unavailable, "create", message).backend(NAME).remedy(remedy))
+    }
+
+    /// Builds a throw-away sandbox, waits for its agent, and takes it down, whatever came of it.
+    pub(super) async fn trial(&self, platform: Platform) -> Result<()> {
+        let id = linux::trial_id();
+        let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+        let building = self.build(&id, &admitted, platform);
+        let built = tokio::time::timeout(patience(platform), building).await;
+        let built = built.unwrap_or_else(|_| Err(hangs(platform))).map(drop);
+        let ended = self.end(&id).await;
+        built.and(ended)
+    }
+}
+
+fn hangs(platform: Platform) -> Error {
+    let limit = patience(platform).as_secs();
+    let message = format!("it said nothing for {limit} s");
+    Error::new(ErrorCode::TooSlow, "create", message).backend(NAME)
+}

@@ -1,0 +1,130 @@
+//! What this host lets the gvisor backend enforce: measured by building a sandbox on each platform the
+//! runtime has until one works.
+
+use stockade_core::{Boundary, Capabilities, Feature, Support};
+
+use super::runsc::{Platform, Runsc};
+use super::{Gvisor, NAME, platform};
+use crate::linux::{self, limits};
+
+const BOUNDARY: Boundary = Boundary::UserspaceKernel;
+const INSTALL: &str = "install `runsc` (a package of that name on Debian) and put it into PATH";
+const NATIVE: &str = "use the native backend";
+const OTHER: &str = "choose a backend that has it";
+
+/// What stands or falls with the walls themselves.
+const WALLS: [(Feature, &str); 20] = [
+    (Feature::FilesystemIsolation, "the Sentry's own file system, and a gofer for what is shown"),
+    (Feature::ProcessIsolation, "the Sentry's own processes"),
+    (Feature::NetworkIsolation, "the Sentry's own network stack with nothing but loopback"),
+    (Feature::CompleteKill, "the agent inside, and the end of the Sentry"),
+    (Feature::LoopbackNetwork, "the Sentry's own network stack"),
+    (Feature::HostImage, "read-only mounts of the host's system directories"),
+    (Feature::DirectoryImage, "read-only mounts"),
+    (Feature::LocalWorkspace, "a mount through the gofer"),
+    (Feature::EphemeralWorkspace, "a sized file system in the sandbox's memory"),
+    (Feature::ReadOnlyWorkspace, "a read-only mount, on the gofer's side too"),
+    (Feature::ExtraMounts, "mounts through the gofer"),
+    (Feature::ProcessLimit, "RLIMIT_NPROC, counted by the Sentry for this sandbox alone"),
+    (Feature::WallTimeLimit, "the engine's timer"),
+    (Feature::OutputLimit, "the engine's count"),
+    (Feature::OpenFilesLimit, "RLIMIT_NOFILE, held by the Sentry"),
+    (Feature::Stdin, "the agent"),
+    (Feature::Terminal, "the agent, with terminals of the Sentry's own"),
+    (Feature::Signals, "the agent"),
+    (Feature::FileTransfer, "the agent, resolved step by step"),
+    (Feature::Pause, "runsc pause"),
+];
+
+/// What it does not offer, and what does.
+const ABSENT: [(Feature, &str, &str); 8] = [
+    (Feature::UserPerCommand, "one user is mapped into it", "choose the user for the sandbox"),
+    (Feature::EgressAllowlist, "it opens no network yet", "use --net none or loopback"),
+    (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
+    (
+        Feature::NamedImage,
+        "it has no store of images",
+        "unpack it and give the directory, or use the docker backend with runsc as its runtime",
+    ),
+    (Feature::WasmImage, "it runs programs of the host's own kind", "use the wasm backend"),
+    (
+        Feature::CopyOnWriteRoot,
+        "runsc puts a layer over the root alone, not over what is mounted into it",
+        NATIVE,
+    ),
+    (
+        Feature::OverlayWorkspace,
+        "runsc keeps the changes of an overlay to itself",
+        "use the native backend, or a copy of the directory",
+    ),
+    (
+        Feature::FullSnapshot,
+        "runsc checkpoint ends the sandbox, and the pipe to its agent with it",
+        OTHER,
+    ),
+];
+
+pub(super) async fn measure(gvisor: &Gvisor) -> Capabilities {
+    let Some(runsc) = gvisor.find() else {
+        return Capabilities::unavailable(NAME, BOUNDARY, "runsc is not installed", INSTALL);
+    };
+    match works(gvisor, &runsc).await {
+        Ok(platform) => stands(gvisor, &runsc, platform),
+        Err(error) => {
+            let remedy = error.hint().unwrap_or("see docs/backends/gvisor.md").to_owned();
+            Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
+        }
+    }
+}
+
+/// The platform that was found before, if it still works, or the first that does.
+async fn works(gvisor: &Gvisor, runsc: &Runsc) -> stockade_core::Result<Platform> {
+    gvisor.sweep().await;
+    if let Some(platform) = platform::remembered(runsc)
+        && gvisor.trial(platform).await.is_ok()
+    {
+        return Ok(platform);
+    }
+    gvisor.forget_platform(runsc).await;
+    gvisor.platform(runsc).await
+}
+
+/// The walls stand: what else is there depends on the user and on the control groups.
+fn stands(gvisor: &Gvisor, runsc: &Runsc, platform: Platform) -> Capabilities {
+    let mut all = Capabilities::none(NAME, BOUNDARY)
+        .with(Feature::ChosenUser, chosen_user(runsc))
+        .with(Feature::FilesSnapshot, Support::full("archives made and unpacked by the agent"));
+    for (feature, by) in WALLS {
+        all = all.with(feature, Support::full(by));
+    }
+    for (feature, reason, remedy) in ABSENT {
+        all = all.with(feature, Support::missing(reason, remedy));
+    }
+    let by_sentry = all.support(Feature::ProcessLimit);
+    let hierarchy = gvisor.site.hierarchy();
+    for (feature, support) in limits::measured(hierarchy, by_sentry.clone(), disk()) {
+        all = all.with(feature, support);
+    }
+    let walls = format!("the Sentry's own file system on the {} platform", platform.name());
+    all.with(Feature::ProcessLimit, by_sentry)
+        .with(Feature::FilesystemIsolation, Support::full(walls))
+}
+
+fn chosen_user(runsc: &Runsc) -> Support {
+    match runsc.rootless {
+        false => Support::full("user namespace"),
+        true => Support::missing(
+            "without root, runsc has one user to give, which is root by number inside",
+            "run it as root, or use the native backend",
+        ),
+    }
+}
+
+fn disk() -> Support {
+    Support::partial(
+        "sized file systems for private places, each by itself; for a workspace on disk RLIMIT_FSIZE \
+         and adding up its files every 250 ms",
+        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "use --read-only, or keep it as far as it goes with --without disk-limit",
+    )
+}

@@ -1,0 +1,152 @@
+//! A sandbox of the gvisor backend: the agent's client, with the host's counters and the runtime behind
+//! it.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes as Data;
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Command, EffectiveLimits, EnvName, Error, ErrorCode, Files, Process, ProcessControl, Result,
+    Sandbox, SandboxId, Signal, SnapshotId, SnapshotKind, TerminalSize, User,
+};
+use tokio::sync::Mutex;
+
+use super::private::Private;
+use super::runsc::Runsc;
+use super::snapshot::Snapshots;
+use super::{NAME, plan};
+use crate::linux::running::Running;
+use crate::linux::watch::{Watched, held};
+
+/// How long the runtime may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+pub(super) struct GvisorSandbox {
+    pub running: Arc<Running>,
+    pub client: AgentClient,
+    /// Whom everything in it runs as.
+    pub user: User,
+    pub snapshots: Snapshots,
+    pub brake: Arc<Brake>,
+}
+
+/// Stops and continues everything inside, by asking the runtime.
+pub(super) struct Brake {
+    pub runsc: Runsc,
+    pub private: Private,
+    pub id: SandboxId,
+    pub stopped: Mutex<bool>,
+}
+
+impl Brake {
+    async fn set(&self, stop: bool) -> Result<()> {
+        let mut stopped = self.stopped.lock().await;
+        if *stopped == stop {
+            return Ok(());
+        }
+        self.ask(if stop { "pause" } else { "resume" }).await?;
+        *stopped = stop;
+        Ok(())
+    }
+
+    async fn ask(&self, verb: &'static str) -> Result<()> {
+        let mut command = self.runsc.ask(verb, &self.private, &self.id);
+        command.stderr(Stdio::null());
+        let mut asked = tokio::process::Command::from(command);
+        let failed = |what: String| {
+            Error::new(ErrorCode::System, verb, format!("runsc {verb} {what}")).backend(NAME)
+        };
+        let answer = asked.kill_on_drop(true).status();
+        match tokio::time::timeout(ANSWER, answer).await {
+            Err(_) => Err(failed(format!("said nothing for {} s", ANSWER.as_secs()))),
+            Ok(Err(error)) => Err(failed("cannot be started".into()).source(error)),
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(failed(format!("failed: {status}"))),
+        }
+    }
+}
+
+#[async_trait]
+impl Sandbox for GvisorSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.running.id
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        let command = self.settle(command);
+        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
+        let control: Arc<dyn ProcessControl> =
+            Arc::new(Braked { control, brake: Arc::clone(&self.brake) });
+        let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
+        Ok(Process { events, control })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        Ok(self.client.files())
+    }
+
+    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
+        match kind {
+            SnapshotKind::Files => self.snapshots.take(&self.client).await,
+            SnapshotKind::Full => Err(Error::unsupported("snapshot", kind.feature())),
+        }
+    }
+
+    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
+        self.snapshots.bring_back(&self.client, snapshot).await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.brake.set(true).await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.brake.set(false).await
+    }
+}
+
+impl GvisorSandbox {
+    /// A home that can be written to, and no change of user where it is the sandbox's own.
+    fn settle(&self, command: &Command) -> Command {
+        let mut command = command.clone();
+        if let Ok(name) = "HOME".parse::<EnvName>() {
+            command.env.entry(name).or_insert_with(|| plan::home().into());
+        }
+        command.user = command.user.filter(|user| *user != self.user);
+        command
+    }
+}
+
+/// The control of a process whose sandbox may be stopped. What is to end has to run for that: the agent
+/// that ends it is stopped as well.
+struct Braked {
+    control: Arc<dyn ProcessControl>,
+    brake: Arc<Brake>,
+}
+
+#[async_trait]
+impl ProcessControl for Braked {
+    async fn kill(&self) -> Result<()> {
+        self.brake.set(false).await?;
+        self.control.kill().await
+    }
+
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        self.control.signal(signal).await
+    }
+
+    async fn write_stdin(&self, data: Data) -> Result<()> {
+        self.control.write_stdin(data).await
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.control.close_stdin().await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.control.resize(size).await
+    }
+}

@@ -1,0 +1,48 @@
+//! A thread that starts runtimes and then stays: what it started is killed by the kernel when it ends,
+//! be it with its owner or because the whole process was killed (C-31).
+
+use std::io;
+use std::process::{Child, Command};
+use std::sync::mpsc;
+use std::thread;
+
+use stockade_launcher::{Cgroup, start_in};
+use tokio::sync::oneshot;
+
+struct Job {
+    command: Command,
+    cgroup: Option<Cgroup>,
+    done: oneshot::Sender<io::Result<Child>>,
+}
+
+/// Starts what it is given, one after the other.
+pub(super) struct Spawner(mpsc::Sender<Job>);
+
+impl Spawner {
+    pub(super) fn start() -> io::Result<Self> {
+        let (jobs, waiting) = mpsc::channel::<Job>();
+        let serve = move || {
+            while let Ok(Job { command, cgroup, done }) = waiting.recv() {
+                // Nobody to hear of it: then nobody would end it either.
+                if let Err(Ok(mut orphan)) = done.send(start_in(command, cgroup.as_ref())) {
+                    let _ = orphan.kill();
+                    let _ = orphan.wait();
+                }
+            }
+        };
+        thread::Builder::new().name("stockade-gvisor".into()).spawn(serve)?;
+        Ok(Self(jobs))
+    }
+
+    /// Starts one in its control groups.
+    pub(super) async fn spawn(
+        &self,
+        command: Command,
+        cgroup: Option<Cgroup>,
+    ) -> io::Result<Child> {
+        let (done, started) = oneshot::channel();
+        let gone = || io::Error::other("the thread that starts runtimes is gone");
+        self.0.send(Job { command, cgroup, done }).map_err(|_| gone())?;
+        started.await.map_err(|_| gone())?
+    }
+}

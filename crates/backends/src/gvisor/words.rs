@@ -1,0 +1,50 @@
+//! What the runtime says on its standard error, kept for people: the last of it, and no more. The
+//! guest could write there too, so nothing is ever decided by it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::task::JoinHandle;
+
+/// How much is kept.
+const MOST: usize = 2048;
+/// How long a runtime that failed may take to close its streams.
+const SOON: Duration = Duration::from_millis(500);
+
+pub(super) struct Words {
+    kept: Arc<Mutex<Vec<u8>>>,
+    listening: JoinHandle<()>,
+}
+
+impl Words {
+    /// Reads from now on, so that nobody ever waits for somebody to read.
+    pub(super) fn listen(stderr: OwnedFd) -> io::Result<Self> {
+        let from = pipe::Receiver::from_owned_fd(stderr)?;
+        let kept = Arc::new(Mutex::default());
+        let listening = tokio::spawn(listen(from, Arc::clone(&kept)));
+        Ok(Self { kept, listening })
+    }
+
+    /// The last line, in one that can be shown.
+    pub(super) async fn last(self) -> String {
+        let _ = tokio::time::timeout(SOON, self.listening).await;
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&kept);
+        let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        line.trim().chars().filter(|c| !c.is_control()).take(400).collect()
+    }
+}
+
+async fn listen(mut from: pipe::Receiver, kept: Arc<Mutex<Vec<u8>>>) {
+    let mut piece = [0; 1024];
+    while let Ok(count @ 1..) = from.read(&mut piece).await {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend_from_slice(&piece[..count]);
+        let excess = kept.len().saturating_sub(MOST);
+        kept.drain(..excess);
+    }
+}
