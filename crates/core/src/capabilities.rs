@@ -46,6 +46,10 @@ pub struct Capabilities {
     /// Why nothing can be created at all, with the remedy; absent if it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unavailable: Option<(String, String)>,
+    /// Why it is taken only by who names it, although it can be had; absent if it may be taken
+    /// automatically.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only_by_name: Option<String>,
     features: BTreeMap<Feature, Support>,
 }
 
@@ -73,7 +77,8 @@ impl Support {
 impl Capabilities {
     /// A backend that has nothing yet.
     pub fn none(backend: BackendName, boundary: Boundary) -> Self {
-        Self { backend, boundary, unavailable: None, features: BTreeMap::new() }
+        let (unavailable, only_by_name) = (None, None);
+        Self { backend, boundary, unavailable, only_by_name, features: BTreeMap::new() }
     }
 
     /// A backend that cannot build anything on this host.

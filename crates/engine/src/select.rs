@@ -86,7 +86,10 @@ fn passed_over(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<String
     match &spec.backend {
         BackendChoice::Named(name) if *name == capabilities.backend => None,
         BackendChoice::Named(name) => Some(format!("{name} was named")),
-        BackendChoice::Auto if capabilities.boundary.makes_a_security_claim() => None,
+        BackendChoice::Auto if capabilities.boundary.makes_a_security_claim() => {
+            let reason = capabilities.only_by_name.as_ref()?;
+            Some(format!("it is taken only by its name: {reason}"))
+        }
         BackendChoice::Auto => {
             let boundary = capabilities.boundary;
             Some(format!("the boundary {boundary} is never chosen automatically; name the backend"))
@@ -129,6 +132,20 @@ mod tests {
         assert_eq!(chosen(&spec, &measured), None);
         let named = SandboxSpec { backend: "vm".parse().unwrap(), ..spec };
         assert_eq!(chosen(&named, &measured).as_deref(), Some("vm"));
+    }
+
+    #[test]
+    fn what_is_to_be_had_only_by_its_name_is_not_chosen_automatically() {
+        let odd = Capabilities {
+            only_by_name: Some("`ls` fails in it".into()),
+            ..able("odd", Boundary::Hardware)
+        };
+        let measured = [able("plain", Boundary::SharedKernel), odd];
+        let spec = SandboxSpec::default();
+        assert_eq!(chosen(&spec, &measured).as_deref(), Some("plain"));
+        assert!(select(&spec, &measured).choices[0].why.contains("`ls` fails"));
+        let named = SandboxSpec { backend: "odd".parse().unwrap(), ..spec };
+        assert_eq!(chosen(&named, &measured).as_deref(), Some("odd"));
     }
 
     #[test]

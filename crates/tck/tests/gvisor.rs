@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
+mod ordinary;
+
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -51,6 +53,12 @@ async fn the_gvisor_backend_passes_every_case_it_declares_the_features_for() {
 async fn hostile_programs_end_in_the_right_outcome_on_gvisor_too() {
     let only = std::env::var("STOCKADE_TCK_ONLY").map_or(Vec::new(), |only| vec![only]);
     judge(&hostile::run(Arc::new(subject()), only).await, 1);
+}
+
+#[test]
+#[cfg_attr(no_runsc, ignore = "runsc is not installed: run scripts/setup as root")]
+fn the_gvisor_backend_passes_for_an_ordinary_user_too() {
+    ordinary::repeat("the_gvisor_backend_passes_every_case_it_declares_the_features_for");
 }
 
 /// How often an engine is killed.

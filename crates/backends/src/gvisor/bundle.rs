@@ -81,9 +81,11 @@ fn links(root: &Path, plan: &Plan) -> Result<()> {
         if let Made::Link(to) = &piece.made {
             let place = at(root, &piece.target);
             let laid = place.parent().map_or(Ok(()), fs::create_dir_all);
-            laid.and_then(|()| symlink(to, &place)).map_err(|error| match error.kind() {
-                io::ErrorKind::AlreadyExists => behind(&piece.target),
-                _ => unusable("the root cannot be laid out", error),
+            laid.and_then(|()| symlink(to, &place)).map_err(|error| {
+                match error.kind() == io::ErrorKind::AlreadyExists {
+                    true => behind(&piece.target),
+                    false => unusable("the root cannot be laid out", error),
+                }
             })?;
         }
     }

@@ -212,7 +212,10 @@ impl Gvisor {
         if !self.site.end(id).await? {
             self.site.clear(id).await?;
         }
-        self.end_processes(id).await?;
+        // A group that could be removed is proof that nobody was left in it.
+        if self.site.hierarchy().find(id).is_none() {
+            self.end_processes(id).await?;
+        }
         if let Some(mut child) = lock(&self.children).remove(id) {
             // It has ended: this only buries it.
             let _ = child.wait();

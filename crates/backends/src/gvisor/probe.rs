@@ -1,10 +1,14 @@
 //! What this host lets the gvisor backend enforce: measured by building a sandbox on each platform the
 //! runtime has until one works.
 
-use stockade_core::{Boundary, Capabilities, Feature, Support};
+use stockade_core::{
+    Backend, Boundary, Capabilities, Command, ExitStatus, Feature, ProcessEvent, SandboxId,
+    SandboxSpec, Support,
+};
 
 use super::runsc::{Platform, Runsc};
 use super::{Gvisor, NAME, platform};
+use crate::linux::site::DEADLINE;
 use crate::linux::{self, limits};
 
 const BOUNDARY: Boundary = Boundary::UserspaceKernel;
@@ -69,10 +73,38 @@ pub(super) async fn measure(gvisor: &Gvisor) -> Capabilities {
         return Capabilities::unavailable(NAME, BOUNDARY, "runsc is not installed", INSTALL);
     };
     match works(gvisor, &runsc).await {
-        Ok(platform) => stands(gvisor, &runsc, platform),
+        Ok(platform) => {
+            let only_by_name = everyday(gvisor).await;
+            Capabilities { only_by_name, ..stands(gvisor, &runsc, platform) }
+        }
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/gvisor.md").to_owned();
             Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
+        }
+    }
+}
+
+/// Why an everyday program does not work in it, if so: older ones refuse system calls that today's C
+/// library makes. A host without that program says nothing about it.
+async fn everyday(gvisor: &Gvisor) -> Option<String> {
+    let id = linux::trial_id();
+    let status = tokio::time::timeout(DEADLINE, list_root(gvisor, &id)).await;
+    let ended = gvisor.destroy(&id).await;
+    match (status, ended) {
+        (Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_))), Ok(())) => None,
+        _ => Some("`ls` fails in it; a newer runsc may do better".into()),
+    }
+}
+
+async fn list_root(gvisor: &Gvisor, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
+    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+    let sandbox = gvisor.create(id, &admitted).await?;
+    let mut process = sandbox.spawn(&Command::program(["ls", "-l", "/"]), admitted.limits()).await?;
+    loop {
+        match process.events.next().await {
+            Some(ProcessEvent::Exit(exit)) => return Ok(exit.status),
+            Some(ProcessEvent::Output(..)) => {}
+            None => return Ok(ExitStatus::Lost("it said nothing".into())),
         }
     }
 }

@@ -50,7 +50,7 @@ impl Walk<'_> {
             return Err(Errno::NOENT);
         }
         if path.starts_with('/') {
-            self.to_the_root()?;
+            self.restart()?;
         }
         for name in path.split('/').rev() {
             self.todo.push_front(name.to_owned());
@@ -58,7 +58,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn to_the_root(&mut self) -> Result<()> {
+    fn restart(&mut self) -> Result<()> {
         if self.within.contains(ResolveFlags::BENEATH) {
             return Err(Errno::XDEV);
         }
