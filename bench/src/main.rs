@@ -1,6 +1,7 @@
 //! Measurements against peers. `cargo run --release -p stockade-bench -- [NAME…]` prints the tables;
 //! without a name, all of them. Numbers are printed, never asserted: machines are noisy.
 
+mod docker;
 #[path = "../../crates/launcher/examples/floor/once.rs"]
 #[allow(unsafe_code, reason = "the bare system calls that everything is measured against")]
 mod floor;
@@ -20,7 +21,8 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 5] = [
+const ALL: [Measurement; 6] = [
+    ("docker", docker::measure),
     ("native", native::measure),
     ("pump", pump::measure),
     ("search", search::measure),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stockade_backends::native::Native;
-use stockade_core::{Command, Ending, HostPath, SandboxId, SandboxSpec, Workspace};
+use stockade_core::{Backend, Command, Ending, HostPath, SandboxId, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
@@ -51,30 +51,31 @@ impl Place {
     }
 }
 
-struct Stockade {
-    engine: Engine,
+/// An engine with one backend, and a sandbox that stays.
+pub struct Stockade {
+    pub engine: Engine,
     spec: SandboxSpec,
     live: SandboxId,
     _state: tempfile::TempDir,
 }
 
 impl Stockade {
-    async fn new(place: &Place) -> Result<Self, Box<dyn Error>> {
+    pub async fn new(place: &Place, backend: Arc<dyn Backend>) -> Result<Self, Box<dyn Error>> {
         let state = tempfile::tempdir()?;
         let config = EngineConfig::at(state.path().join("state"));
-        let engine = Engine::open(config, vec![Arc::new(Native::new())]).await?;
+        let engine = Engine::open(config, vec![backend]).await?;
         let workspace = Workspace::Local(HostPath::try_from(place.workspace().to_owned())?);
         let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
         let live = engine.create(spec.clone()).await?;
         Ok(Self { engine, spec, live, _state: state })
     }
 
-    async fn cold(&self) -> Result<(), Box<dyn Error>> {
+    pub async fn cold(&self) -> Result<(), Box<dyn Error>> {
         let execution = self.engine.run(self.spec.clone(), Command::program(["./true"])).await?;
         expect_success(execution.outcome().await.ending)
     }
 
-    async fn exec(&self) -> Result<(), Box<dyn Error>> {
+    pub async fn exec(&self) -> Result<(), Box<dyn Error>> {
         let execution = self.engine.exec(&self.live, Command::program(["./true"])).await?;
         expect_success(execution.outcome().await.ending)
     }
@@ -89,7 +90,7 @@ pub fn measure() -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let place = Place::new()?;
     let program = fs::File::open(&place.program)?;
-    let stockade = runtime.block_on(Stockade::new(&place))?;
+    let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Native::new())))?;
     let (present, absent): (Vec<Peer>, Vec<String>) = peers(&place);
     let mut rows = vec![
         Row::new("floor"),

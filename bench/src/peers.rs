@@ -37,7 +37,7 @@ pub fn peers(place: &Place) -> (Vec<Peer>, Vec<String>) {
     (present, absent)
 }
 
-fn peer(name: &'static str, rounds: usize, dir: &Path, words: &[&str]) -> Result<Peer, String> {
+pub fn peer(name: &'static str, rounds: usize, dir: &Path, words: &[&str]) -> Result<Peer, String> {
     let found = Command::new(words[0])
         .arg("--version")
         .stdout(Stdio::null())
@@ -112,7 +112,7 @@ fn runc(place: &Place) -> Result<Peer, String> {
 }
 
 /// A running Docker engine, with an image made from the program alone.
-fn docker(place: &Place) -> Result<Peer, String> {
+pub fn docker(place: &Place) -> Result<Peer, String> {
     let script = format!(
         "tar -C '{}' -c true | docker import - stockade-bench:latest",
         place.workspace().display()

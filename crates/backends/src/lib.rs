@@ -2,6 +2,8 @@
 
 #[cfg(feature = "across")]
 pub mod across;
+#[cfg(feature = "docker")]
+pub mod docker;
 #[cfg(feature = "landlock")]
 pub mod landlock;
 #[cfg(feature = "linux")]

@@ -7,6 +7,7 @@ use stockade_core::{
 };
 use stockade_engine::Watcher;
 
+use crate::lasting::Remote;
 use crate::views::Summary;
 
 /// Output that is held until the end.
@@ -22,10 +23,8 @@ pub struct Captured {
 pub struct Report {
     job: JobId,
     sandbox: SandboxId,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    backend: Option<BackendName>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    boundary: Option<Boundary>,
+    backend: BackendName,
+    boundary: Boundary,
     /// Absent while it runs.
     outcome: Option<Outcome>,
     stdout: String,
@@ -72,22 +71,29 @@ impl Captured {
 
     /// The object.
     pub fn report(self, run: &Watcher, outcome: Outcome) -> Report {
-        Report {
-            backend: Some(run.backend().clone()),
-            boundary: Some(run.boundary()),
-            ..self.report_of(run.job(), run.sandbox(), Some(outcome))
-        }
+        let walls = (run.backend().clone(), run.boundary());
+        self.about(run.job().clone(), run.sandbox(), walls, Some(outcome))
     }
 
     /// The same for a program of a sandbox that was there before.
-    pub fn report_of(self, job: &JobId, sandbox: &SandboxId, outcome: Option<Outcome>) -> Report {
+    pub fn report_of(self, run: &Remote, sandbox: &SandboxId, outcome: Option<Outcome>) -> Report {
+        self.about(run.job.clone(), sandbox, (run.backend.clone(), run.boundary), outcome)
+    }
+
+    fn about(
+        self,
+        job: JobId,
+        sandbox: &SandboxId,
+        (backend, boundary): (BackendName, Boundary),
+        outcome: Option<Outcome>,
+    ) -> Report {
         let (stdout, stdout_base64) = text(self.stdout);
         let (stderr, stderr_base64) = text(self.stderr);
         Report {
-            job: job.clone(),
+            job,
             sandbox: sandbox.clone(),
-            backend: None,
-            boundary: None,
+            backend,
+            boundary,
             outcome,
             stdout,
             stdout_base64,

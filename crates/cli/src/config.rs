@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use stockade_backends::docker;
 use stockade_backends::ssh::Host;
 use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
@@ -40,14 +41,26 @@ pub struct Settings {
     default_quota: Option<QuotaSetting>,
     /// What an agent's tools may do without asking.
     pub approval: ApprovalConfig,
+    /// Which container engine is used, and how.
+    docker: DockerSetting,
     /// Other hosts.
-    ssh: SshSettings,
+    ssh: SshSetting,
+}
+
+/// Which container engine is used, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct DockerSetting {
+    /// Its socket; absent: DOCKER_HOST, or the usual places.
+    socket: Option<PathBuf>,
+    /// A runtime that is registered there; absent: its default.
+    runtime: Option<String>,
 }
 
 /// Other hosts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct SshSettings {
+struct SshSetting {
     /// Those that sandboxes may be built on. A later file's take the place of an earlier one's.
     hosts: Option<Vec<Host>>,
 }
@@ -92,6 +105,12 @@ impl Settings {
         }
     }
 
+    /// Which container engine is used, and how.
+    pub fn docker(&self) -> docker::Options {
+        let DockerSetting { socket, runtime } = self.docker.clone();
+        docker::Options { socket, runtime }
+    }
+
     /// What the engine is opened with.
     pub fn engine(&self) -> Result<EngineConfig> {
         let quota = |setting: QuotaSetting| Quota { sandboxes: Some(setting.sandboxes) };
@@ -119,7 +138,11 @@ impl Settings {
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
             approval: ApprovalConfig { ask_timeout, rules },
-            ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
+            docker: DockerSetting {
+                socket: self.docker.socket.or(earlier.docker.socket),
+                runtime: self.docker.runtime.or(earlier.docker.runtime),
+            },
+            ssh: SshSetting { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
         }
     }
 }

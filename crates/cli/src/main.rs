@@ -2,6 +2,7 @@
 //! a command does is in its own file.
 
 mod args;
+mod asking;
 mod attend;
 mod audit;
 mod capture;

@@ -20,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::SpecArgs;
+use crate::asking::AtTerminal;
 use crate::config::Settings;
 use crate::interrupts::{self, Interrupts};
 use crate::printer::Printer;
@@ -49,7 +50,8 @@ pub struct McpArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
-    /// Serve on HTTP at this address instead, and print where and with which token.
+    /// Serve on HTTP at this address instead, and print where and with which token. On a terminal,
+    /// what needs your leave is asked there where a client cannot ask you.
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "127.0.0.1:0")]
     http: Option<SocketAddr>,
     /// Take the token from this file, which nobody else may read, instead of making one.
@@ -82,7 +84,11 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     };
     let views = views::source(&wanted, &spec, &engine, &settings).await?;
     let options = ToolboxOptions { views: views.clone(), ..options(spec, &settings, args.local)? };
-    let desk = desk(Arc::clone(&engine), options, door.is_some());
+    let person = if door.is_some() && !printer.is_json() { AtTerminal::reach()? } else { None };
+    if person.is_some() {
+        printer.note("what your leave is needed for is asked here, where a client cannot ask you");
+    }
+    let desk = desk(Arc::clone(&engine), options, door.is_some(), person);
     let serving = serve(Arc::clone(&desk), door, printer);
     let served = match interrupts.unless(serving).await {
         Ok(served) => served.map(|()| 0),
@@ -111,10 +117,19 @@ fn too_long() -> Error {
         .remedy("`stockade ps` shows what is left, and `stockade kill` ends it")
 }
 
-fn desk(engine: Arc<Engine>, options: ToolboxOptions, sessions_apart: bool) -> Arc<Desk> {
+fn desk(
+    engine: Arc<Engine>,
+    options: ToolboxOptions,
+    sessions_apart: bool,
+    person: Option<Arc<AtTerminal>>,
+) -> Arc<Desk> {
     let patience = options.approval.patience();
     let open = move || Toolbox::new(Arc::clone(&engine), options.clone());
-    Desk::new(open, DeskOptions { sessions_apart, patience, ..DeskOptions::default() })
+    let mut desk = DeskOptions { sessions_apart, patience, ..DeskOptions::default() };
+    if let Some(person) = person {
+        desk.otherwise = person;
+    }
+    Desk::new(open, desk)
 }
 
 fn options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<ToolboxOptions> {

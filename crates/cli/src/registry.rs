@@ -1,7 +1,10 @@
 //! The one place that names every backend.
 
-use std::sync::Arc;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use stockade_backends::docker::{Docker, Progress};
 use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
@@ -12,13 +15,35 @@ use stockade_engine::Engine;
 use crate::config::Settings;
 use crate::lasting;
 
+/// How often somebody is told that an image is still on its way.
+const BETWEEN_NEWS: Duration = Duration::from_secs(1);
+
 /// Every backend that builds walls, the usual one first.
 pub fn real(settings: &Settings) -> Vec<Arc<dyn Backend>> {
     real_with(Native::new(), settings)
 }
 
 fn real_with(native: Native, settings: &Settings) -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(native), Arc::new(Landlock::new()), Arc::new(Ssh::new(settings.hosts()))]
+    vec![
+        Arc::new(native),
+        Arc::new(Docker::new(settings.docker(), fetching())),
+        Arc::new(Landlock::new()),
+        Arc::new(Ssh::new(settings.hosts())),
+    ]
+}
+
+/// Tells a person at a terminal how far an image is, once in a while.
+fn fetching() -> Progress {
+    let last = Mutex::new(None::<Instant>);
+    Arc::new(move |line| {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() > BETWEEN_NEWS);
+        if due && std::io::stderr().is_terminal() {
+            *last = Some(Instant::now());
+            let line: String = line.chars().filter(|c| !c.is_control()).take(120).collect();
+            let _ = writeln!(std::io::stderr(), "stockade: {line}");
+        }
+    })
 }
 
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
@@ -27,7 +52,7 @@ pub fn has_namespaces(name: &BackendName) -> bool {
 }
 
 /// One of them by name.
-pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
+pub fn backend(name: &BackendName, settings: &Settings) -> Result<Arc<dyn Backend>> {
     let all = real(settings);
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
     named.ok_or_else(|| unknown(name, &all))

@@ -44,7 +44,7 @@ pub struct EngineArgs {
 pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
-        Some(name) => vec![registry::backend(&settings, name)?],
+        Some(name) => vec![registry::backend(name, &settings)?],
         None if args.all => registry::real(&settings),
         None => registry::real(&settings).into_iter().take(1).collect(),
     };
@@ -82,7 +82,7 @@ fn judge(
 /// Serves an engine for the kit to kill.
 pub async fn engine(args: &EngineArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let subject = OnHost::new(registry::backend(&settings, &args.backend)?);
+    let subject = OnHost::new(registry::backend(&args.backend, &settings)?);
     match serve_engine(&subject).await {
         Ok(()) => Ok(0),
         Err(error) => Err(failed(error.to_string())),

@@ -151,6 +151,9 @@ fn every_command_answers_in_json_too() {
         (&id.into(), &"out\n".into(), &"err\n".into())
     );
     assert_eq!(ran["outcome"]["ending"], "exited");
+    assert!(ran["backend"].is_string() && ran["boundary"].is_string(), "{ran}");
+    let logged = place.json(&["logs", id]);
+    assert_eq!((&logged["backend"], &logged["boundary"]), (&ran["backend"], &ran["boundary"]));
     let detached = place.json(&["exec", id, "--detach", "true"]);
     assert_eq!(detached["sandbox"], id);
     assert!(detached["job"].is_string());

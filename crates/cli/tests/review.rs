@@ -100,6 +100,27 @@ fn a_terminal_does_not_obey_what_a_guest_wrote() {
 }
 
 #[test]
+fn what_was_typed_while_the_command_ran_is_no_answer() {
+    let place = furnished();
+    let mut screen = Screen::new();
+    std::fs::create_dir(place.path("signs")).unwrap();
+    let mount = format!("{}:/signs:ro", place.path("signs").display());
+    let line = "echo two >> a; echo begun; until [ -e /signs/go ]; do sleep 0.01; done";
+    let args = ["run", "--review", "--mount", &mount, "--shell", line];
+    let child = screen.start_in_front(&place, &args);
+    screen.until("begun");
+    screen.keys("y\r");
+    // The terminal has it when it shows it.
+    screen.until("y\r\n");
+    std::fs::write(place.path("signs/go"), "").unwrap();
+    screen.until("[y/N] ");
+    screen.keys("n\r");
+    screen.until("kept apart");
+    assert_eq!(wait(child).code, 0);
+    assert_eq!(text(&place, "a").as_deref(), Some("one\n"));
+}
+
+#[test]
 fn where_nobody_can_be_asked_nothing_is_run() {
     let place = furnished();
     let refused = ["--review", "no terminal", "--overlay", "stockade workspace apply"];

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 
 use common::changes::{CHANGES, assert_changed, assert_untouched, furnished, ids};
-use common::lasting::Lasting;
+use common::lasting::{Lasting, eventually};
 use common::{Done, Place, finish};
 
 #[test]
@@ -123,4 +123,22 @@ fn no_setting_is_read_from_what_a_view_shows() {
     let id = ids(&place).remove(0);
     ignored(with(&["run", "--resume", &id, "true"]));
     ignored(with(&["create", "--overlay"]));
+}
+
+#[test]
+fn a_command_that_is_killed_leaves_no_workspace_unless_it_changed_something() {
+    for (line, left) in [("touch /tmp/begun", 0), ("touch begun", 1)] {
+        let place = Lasting(furnished(Place::new()));
+        let args = ["run", "--overlay", "--shell", &format!("{line}; echo begun; sleep 98765")];
+        let (mut child, said) = common::start(place.command(&args));
+        assert_eq!(said, "begun");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Its sandbox ends a moment later.
+        eventually("it is let go of", || {
+            let listed = place.json(&["workspace", "ls"])["workspaces"].take();
+            let listed = listed.as_array().unwrap();
+            listed.len() == left && listed.iter().all(|one| one["inUse"] == false)
+        });
+    }
 }

@@ -321,8 +321,8 @@ impl Inner {
         }
     }
 
-    /// Destroys what dead engines left. A backend that this engine does not have, or that cannot be
-    /// reached, keeps its leases.
+    /// Destroys what dead engines left. Leases of a backend that this engine does not have, or that
+    /// cannot be reached now, are kept for the next one: what it left must not stop everything else.
     pub(crate) async fn reap(&self) -> Result<Vec<SandboxId>> {
         self.reap_what_can_be().await.map(|(reaped, _)| reaped)
     }

@@ -313,6 +313,18 @@ async fn a_destroy_that_fails_is_told_and_the_lease_is_kept_for_the_reaper() {
     assert_eq!(bench.engine.list().await.unwrap().leases.len(), 1);
 }
 
+#[tokio::test]
+async fn a_backend_that_cannot_be_reached_stops_no_engine_from_opening() {
+    let unreachable = programs().with_faults(Faults { destroy: Fault::Error, ..Faults::default() });
+    let bench = bench_with(unreachable.clone(), |_| {}).await;
+    assert!(bench.run("seven").await.close().await.is_err());
+    let Bench { engine, _state: state, .. } = bench;
+    drop(engine);
+    let config = EngineConfig::at(state.path().join("state"));
+    let next = Engine::open(config, vec![Arc::new(unreachable)]).await.unwrap();
+    assert_eq!(next.list().await.unwrap().leases.len(), 1, "kept for an engine that can");
+}
+
 #[tokio::test(start_paused = true)]
 async fn giving_up_at_any_await_leaves_nothing() {
     for polls in 0..40 {

@@ -236,6 +236,9 @@ pub(crate) struct ListDir {
     /// How many levels to go down; 1 if left out.
     #[serde(default)]
     pub depth: Option<u32>,
+    /// How many entries to leave out: `nextOffset` of the answer before this one.
+    #[serde(default)]
+    pub offset: u64,
     /// The most entries to answer; 1000 if left out.
     #[serde(default)]
     pub limit: Option<u32>,

@@ -26,7 +26,9 @@ mod views;
 mod workspace;
 
 pub use answer::{Image, ToolAnswer};
-pub use approval::{ApprovalConfig, Facts, Match, NetworkFact, Programs, Rule, Ruling, Verdict};
+pub use approval::{
+    ApprovalConfig, Detail, Facts, Match, NetworkFact, Programs, Rule, Ruling, Verdict,
+};
 pub use binding::Binding;
 pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
 pub use error::ToolError;

@@ -4,7 +4,7 @@
 use serde::Serialize;
 use stockade_core::{Boundary, LimitKind, Limits, Network, SandboxSpec, Workspace};
 
-use crate::approval::{self, Facts, NetworkFact, Programs, Subject};
+use crate::approval::{self, Detail, Facts, NetworkFact, Programs, Subject};
 use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList};
 use crate::binding::Binding;
 use crate::toolbox::Session;
@@ -26,12 +26,31 @@ pub(crate) async fn create(
         // Walls are about to stand; which ones is the user's choice, not the agent's.
         boundary: Boundary::SharedKernel,
         widens: widens(template, &spec),
+        details: wishes(&args),
     };
     let subject =
         Subject { engine: &session.engine, tenant: &spec.tenant, sandbox: None, job: None, facts };
     approval::pass(&session.options.approval, subject, call).await?;
     let place = session.places.create(spec).await?;
     ToolAnswer::data(&Binding::of(&place))
+}
+
+/// What the agent chose, in words.
+fn wishes(args: &SandboxCreate) -> Vec<Detail> {
+    let network = args.network.as_ref().map(|network| match network {
+        Network::None => "none".to_owned(),
+        Network::Loopback => "its own loopback".to_owned(),
+        Network::Egress(rules) => {
+            rules.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        }
+    });
+    let limits = (args.limits != Limits::default())
+        .then(|| serde_json::to_string(&args.limits).unwrap_or_default());
+    let workspace = args.empty_workspace.then(|| "an empty one".to_owned());
+    [("network", network), ("limits", limits), ("workspace", workspace)]
+        .into_iter()
+        .filter_map(|(name, text)| Some(Detail::open(name, text?)))
+        .collect()
 }
 
 fn wished(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {

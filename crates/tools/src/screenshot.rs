@@ -54,6 +54,26 @@ const LONGEST_WAIT: u64 = 30_000;
 const PATIENCE: Span = Span::secs(60);
 /// The largest picture.
 const MOST: u64 = 8 << 20;
+const SHELL: &str = "/bin/sh";
+/// What the shell ends with where nobody listens; no browser does.
+const UNSERVED: i32 = 97;
+/// Looks for a listener at the port `$0`, in hexadecimal, without connecting: a server may serve only once.
+/// Where the tables cannot be read, nothing is known and the browser is to see for itself.
+const IF_SERVED: &str = r#"
+served() {
+    seen=
+    for table in /proc/net/tcp /proc/net/tcp6; do
+        [ -r "$table" ] || continue
+        while read -r _ at _ state _; do
+            seen=1
+            [ "$state" = 0A ] && [ "${at##*:}" = "$1" ] && return 0
+        done <"$table"
+    done
+    [ -z "$seen" ]
+}
+served "$0" || exit 97
+exec "$@"
+"#;
 const MEMORY: &str = "give the sandbox more memory and processes, such as --mem 2g --pids 512";
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -95,7 +115,8 @@ pub(crate) async fn screenshot(
 
     let room = Room::new(&place, job.as_str())?;
     let wait = args.wait_ms.unwrap_or(USUAL_WAIT).min(LONGEST_WAIT);
-    let command = command(browser, &room, &url, size, wait);
+    let argv = guarded(&place, &page, argv(browser, &room, &url, size, wait)).await?;
+    let command = Command { wall_time: Some(PATIENCE), ..Command::program(argv) };
     let line = format!("{browser} {url}");
     let (execution, job) = place.start(job, command, line).await?;
     let outcome = tokio::select! {
@@ -107,7 +128,7 @@ pub(crate) async fn screenshot(
     };
     let picture = room.picture(&place).await;
     room.clear(&place).await;
-    shown(&url, size, picture.map_err(|error| unseen(&job, &outcome, error))?)
+    shown(&url, size, picture.map_err(|error| unseen(&job, &page, &outcome, error))?)
 }
 
 fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
@@ -156,7 +177,7 @@ async fn browser(place: &Place) -> Result<&'static str, ToolError> {
         .remedy("install Chromium on the host, or use an image that has it"))
 }
 
-fn command(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> Command {
+fn argv(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> Vec<String> {
     let mut argv = vec![browser.to_owned()];
     argv.extend(FLAGS.map(str::to_owned));
     argv.push(format!("--user-data-dir={}/profile", room.seen));
@@ -164,7 +185,22 @@ fn command(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -
     argv.push(format!("--window-size={},{}", size.0, size.1));
     argv.push(format!("--virtual-time-budget={wait}"));
     argv.push(url.to_owned());
-    Command { wall_time: Some(PATIENCE), ..Command::program(argv) }
+    argv
+}
+
+/// The browser shows a page of its own where nobody serves one. So it is started only if somebody listens
+/// there, as far as that can be seen.
+async fn guarded(place: &Place, page: &Page, argv: Vec<String>) -> Result<Vec<String>, ToolError> {
+    let Some(port) = page.port() else { return Ok(argv) };
+    let shell = match place.local {
+        true => std::path::Path::new(SHELL).exists(),
+        false => place.files()?.stat(&SHELL.parse()?).await.is_ok(),
+    };
+    if !shell {
+        return Ok(argv);
+    }
+    let first = [SHELL, "-c", IF_SERVED].map(str::to_owned);
+    Ok(first.into_iter().chain([format!("{port:04X}")]).chain(argv).collect())
 }
 
 /// A directory for the browser's own things and the picture.
@@ -210,23 +246,29 @@ fn shown(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAnswer, Tool
 }
 
 /// Why there is no picture, from how the browser ended.
-fn unseen(job: &Job, outcome: &Outcome, error: ToolError) -> ToolError {
+fn unseen(job: &Job, page: &Page, outcome: &Outcome, error: ToolError) -> ToolError {
     if error.code != ErrorCode::NotFound {
         return error;
     }
     let failed = |why: String| ToolError::new(ErrorCode::Unavailable, format!("no picture: {why}"));
-    match &outcome.ending {
-        Ending::LimitExceeded(limit) => {
+    match (&outcome.ending, page) {
+        (Ending::Exited(UNSERVED), Page::Served(url)) => failed(format!("nobody listens at {url}"))
+            .remedy(
+                "start the server with `bash` and the action `start`, and wait until it listens",
+            ),
+        (Ending::LimitExceeded(limit), _) => {
             failed(format!("the browser exceeded the {limit} limit")).remedy(MEMORY)
         }
-        Ending::TimedOut => failed("the browser took too long".into()).remedy("lower `wait_ms`"),
-        Ending::Signalled(signal) => {
+        (Ending::TimedOut, _) => {
+            failed("the browser took too long".into()).remedy("lower `wait_ms`")
+        }
+        (Ending::Signalled(signal), _) => {
             failed(format!("{} ended the browser", signal.name())).remedy(MEMORY)
         }
-        Ending::StartFailed(failure) => failed(failure.detail().to_owned()),
-        Ending::Lost(reason) => failed(reason.clone()),
-        Ending::Cancelled => ToolError::cancelled(),
-        Ending::Exited(code) => {
+        (Ending::StartFailed(failure), _) => failed(failure.detail().to_owned()),
+        (Ending::Lost(reason), _) => failed(reason.clone()),
+        (Ending::Cancelled, _) => ToolError::cancelled(),
+        (Ending::Exited(code), _) => {
             failed(format!("the browser ended with {code}: {}", last_words(job))).remedy(MEMORY)
         }
     }

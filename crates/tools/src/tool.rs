@@ -89,7 +89,8 @@ tools! {
     "Searches files line by line for a regular expression (ripgrep's). Leaves out binary files, what \
      `.gitignore` leaves out and hidden files.";
     ListDir "list_dir" "List a directory" ListDir, Effect::Reads,
-    "Lists a directory with kinds and sizes, down to `depth` levels.";
+    "Lists a directory with kinds and sizes, down to `depth` levels. A long one comes in pages: go on \
+     with `offset`.";
     Artifacts "artifacts" "Collect files" Artifacts, Effect::Reads,
     "Collects files out of the sandbox, each with its media type: text as text, everything else as \
      base64. Bounded in size.";

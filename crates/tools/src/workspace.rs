@@ -11,7 +11,7 @@ use stockade_workspaces::{
     Application, Applied, ApplyOptions, Change, Conflict, Diff, TreePath, printable,
 };
 
-use crate::approval::{Facts, Programs};
+use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::{WorkspaceApply, WorkspaceDiff};
 use crate::files::unless_cancelled;
 use crate::place::Place;
@@ -93,7 +93,9 @@ pub(crate) async fn apply(
     let diff = view.diff().await?;
     session.pass(&place, None, facts(&place, &diff, &include), call).await?;
     // Not stopped half-way: it would only have to be undone.
-    match view.apply(ApplyOptions { include, to: None }).await? {
+    // Nothing but what was asked about: a program could have gone on writing meanwhile.
+    let options = ApplyOptions { include, seen: Some(diff), to: None };
+    match view.apply(options).await? {
         Application::Applied(applied) => {
             // What it began with is not what is there now: whoever goes on begins anew.
             session.places.destroy(&place.id).await?;
@@ -134,7 +136,11 @@ fn facts(place: &Place, diff: &Diff, include: &[TreePath]) -> Facts {
     let paths = include.iter().chain(free.map(|change| &change.path));
     let paths = paths.take(MOST_LISTED).map(ToString::to_string).collect();
     let facts = place.facts("workspace_apply", Programs::NONE, &[]);
-    Facts { paths, backend: None, boundary: Boundary::None, ..facts }
+    let named: Vec<_> = include.iter().map(ToString::to_string).collect();
+    let named =
+        (!named.is_empty()).then(|| Detail::open("held back unless named", named.join(", ")));
+    let details = named.into_iter().collect();
+    Facts { paths, details, backend: None, boundary: Boundary::None, ..facts }
 }
 
 /// What was done.

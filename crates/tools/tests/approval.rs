@@ -184,3 +184,62 @@ fn records_hold_neither_environment_nor_input_nor_content() {
         bench.close().await;
     });
 }
+
+#[test]
+fn whoever_is_asked_sees_what_it_comes_to_and_no_record_holds_it() {
+    test(async {
+        let bench = Bench::with(Where::Local, rules(json!({}))).await;
+        bench.write("dir/f", "old\n");
+        let line = json!({
+            "command": "cat", "input": "sesame-input", "working_directory": "dir",
+            "env": { "LD_PRELOAD": "sesame-variable" },
+        });
+        bench.ok("bash", line).await;
+        let start = json!({ "action": "start", "command": "cat" });
+        let job = bench.ok("bash", start).await["jobId"].clone();
+        let write = json!({
+            "action": "write", "job_id": job, "input": "sesame-written", "close_input": true,
+        });
+        bench.ok("bash", write).await;
+        bench.ok("write_file", json!({ "path": "g", "content": "sesame-content" })).await;
+        let edit = json!({ "path": "dir/f", "old_string": "old", "new_string": "sesame-new" });
+        bench.ok("edit_file", edit).await;
+        let patch = "*** Begin Patch\n*** Add File: h\n+sesame-patch\n*** End Patch";
+        bench.ok("apply_patch", json!({ "patch": patch })).await;
+        let asked = bench.whose.asked.lock().unwrap().clone();
+        for (at, secrets) in [
+            (0, &["dir", "LD_PRELOAD", "sesame-variable", "sesame-input"][..]),
+            (2, &["sesame-written"]),
+            (3, &["sesame-content"]),
+            (4, &["sesame-new"]),
+            (5, &["sesame-patch"]),
+        ] {
+            for secret in secrets {
+                assert!(asked[at].text.contains(secret), "{secret}: {}", asked[at].text);
+            }
+        }
+        let recorded = bench.events().into_iter().filter_map(|event| {
+            let Event::Decided { facts, .. } = event else { return None };
+            Some(facts)
+        });
+        let recorded = recorded.collect::<Vec<_>>().join("\n");
+        assert!(recorded.contains("variable LD_PRELOAD (15 bytes)"), "{recorded}");
+        assert!(!recorded.contains("sesame"), "{recorded}");
+        bench.close().await;
+    });
+}
+
+#[test]
+fn a_sandbox_that_is_more_than_was_set_out_is_asked_about_in_words() {
+    test(async {
+        let bench = Bench::new(Where::Native).await;
+        *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "asked".into() });
+        let more =
+            json!({ "network": { "egress": ["a.example:443"] }, "limits": { "memory": "4g" } });
+        bench.refuses("sandbox_create", more, ErrorCode::Denied, "asked").await;
+        let asked = bench.whose.asked.lock().unwrap()[0].text.clone();
+        assert!(asked.contains("a.example:443") && asked.contains("memory"), "{asked}");
+        assert!(!asked.contains("on this machine"), "{asked}");
+        bench.close().await;
+    });
+}

@@ -7,7 +7,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 
 use common::{Bench, EVERYWHERE, Where, test};
-use serde_json::json;
+use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 
 fn mode(bench: &Bench, name: &str) -> u32 {
@@ -152,6 +152,16 @@ fn directories_are_listed_in_bounds() {
                 (&some["truncated"], &some["entries"][9]["path"]),
                 (&json!(true), &json!("09"))
             );
+            let mut seen = Vec::new();
+            let mut offset = json!(0);
+            while offset.is_u64() {
+                let args = json!({ "depth": 2, "limit": 7, "offset": offset });
+                let page = bench.ok("list_dir", args).await;
+                seen.extend(page["entries"].as_array().unwrap().iter().cloned());
+                offset = page["nextOffset"].clone();
+            }
+            let whole = bench.ok("list_dir", json!({ "depth": 2 })).await;
+            assert_eq!((Value::from(seen), json!(53)), (whole["entries"].clone(), json!(53)));
             bench
                 .refuses("list_dir", json!({ "path": "d/e/f" }), ErrorCode::Invalid, "d/e/f")
                 .await;

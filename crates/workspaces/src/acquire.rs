@@ -7,7 +7,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use stockade_core::{Bytes, HostPath, WorkspaceId};
-use stockade_engine::{Directory, Timestamp};
+use stockade_engine::{Directory, Locked, Timestamp};
 
 use crate::clock::Stamp;
 use crate::copy::{Copying, copy_tree, resemble};
@@ -25,6 +25,8 @@ pub(crate) struct Made {
     pub(crate) manifest: Manifest,
     /// Whether it is new.
     pub(crate) fresh: bool,
+    /// That this process has it. A directory that stays whoever has it needs none.
+    pub(crate) owner: Option<Locked>,
 }
 
 /// Makes what is asked for.
@@ -82,7 +84,7 @@ fn local(store: &Store, request: &Request, source: HostPath) -> Outcome<Made> {
     };
     let manifest = Manifest { created, ..manifest(id, request, Kind::Local, source) };
     entry.save(&manifest)?;
-    Ok(Made { entry, manifest, fresh })
+    Ok(Made { entry, manifest, fresh, owner: None })
 }
 
 /// The id of a directory, always the same: letters and digits of a hash of its path.
@@ -98,11 +100,12 @@ fn id_of(path: &HostPath) -> Outcome<WorkspaceId> {
     })
 }
 
-fn fresh(store: &Store) -> Outcome<(WorkspaceId, Entry)> {
+fn fresh(store: &Store) -> Outcome<(WorkspaceId, Entry, Option<Locked>)> {
     let id: WorkspaceId =
         stockade_engine::fresh_id().map_err(std::io::Error::other).step("make", "an id")?;
     let entry = store.enter_or_make(&id)?;
-    Ok((id, entry))
+    let owner = entry.own()?;
+    Ok((id, entry, Some(owner)))
 }
 
 fn view(
@@ -112,12 +115,12 @@ fn view(
     source: HostPath,
     found: BTreeMap<String, String>,
 ) -> Outcome<Made> {
-    let (id, entry) = fresh(store)?;
+    let (id, entry, owner) = fresh(store)?;
     let mut manifest = manifest(id.clone(), &request, kind, source);
     manifest.metadata.extend(found);
     let made = fill(&entry, &manifest).and_then(|()| entry.save(&manifest));
     match made {
-        Ok(()) => Ok(Made { entry, manifest, fresh: true }),
+        Ok(()) => Ok(Made { entry, manifest, fresh: true, owner }),
         Err(fault) => {
             let _ = store.remove(&id, &entry);
             Err(fault)
@@ -158,22 +161,22 @@ fn directory(path: &Path) -> Outcome<()> {
 }
 
 fn ephemeral(store: &Store, request: &Request, most: Bytes) -> Outcome<Made> {
-    let (id, entry) = fresh(store)?;
+    let (id, entry, owner) = fresh(store)?;
     let source = host_path(entry.scratch())?;
     let manifest = Manifest { most: Some(most), ..manifest(id, request, Kind::Ephemeral, source) };
     directory(&entry.scratch())?;
     entry.save(&manifest)?;
-    Ok(Made { entry, manifest, fresh: true })
+    Ok(Made { entry, manifest, fresh: true, owner })
 }
 
 /// A second workspace with the same beginning and the same changes so far.
 pub(crate) fn fork(store: &Store, from: &Entry, original: &Manifest) -> Outcome<Made> {
-    let (id, entry) = fresh(store)?;
+    let (id, entry, owner) = fresh(store)?;
     let manifest =
         Manifest { id: id.clone(), created: Timestamp::now(), released: false, ..original.clone() };
     let made = refill(from, &entry, &manifest).and_then(|()| entry.save(&manifest));
     match made {
-        Ok(()) => Ok(Made { entry, manifest, fresh: true }),
+        Ok(()) => Ok(Made { entry, manifest, fresh: true, owner }),
         Err(fault) => {
             let _ = store.remove(&id, &entry);
             Err(fault)

@@ -8,6 +8,7 @@
 
 mod acquire;
 mod apply;
+mod attributes;
 mod bare;
 mod clock;
 mod content;
@@ -20,6 +21,7 @@ mod held;
 mod layer;
 mod live;
 mod local;
+mod owned;
 mod path;
 mod remove;
 mod request;

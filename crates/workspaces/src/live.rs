@@ -29,13 +29,17 @@ impl Workspaces {
     }
 
     /// Keeps others from applying or discarding a workspace while a sandbox has it. Nothing where the
-    /// backend sees to that itself.
+    /// backend sees to that itself. From here on this process has it, until it is released.
     pub fn hold(&self, id: &WorkspaceId) -> Result<Option<Hold>> {
-        let held = self.place(id).and_then(|(mechanism, place)| match (mechanism, place) {
-            (Mechanism::Kernel, _) | (_, None) => Ok(None),
-            (Mechanism::Copy, Some(place)) => lock(place, Sharing::Shared),
-        });
-        held.map_err(|fault| fault.during("hold the workspace"))
+        let hold = || -> Outcome<Option<Hold>> {
+            let found = self.place(id)?;
+            self.take(id)?;
+            match found {
+                (Mechanism::Kernel, _) | (_, None) => Ok(None),
+                (Mechanism::Copy, Some(place)) => lock(place, Sharing::Shared),
+            }
+        };
+        hold().map_err(|fault| fault.during("hold the workspace"))
     }
 
     /// The right to change a workspace that no sandbox has; nothing if one has it.

@@ -21,6 +21,8 @@ use crate::tree::Tree;
 use crate::whole::{self, Survives};
 
 const MANIFEST: &str = "manifest.json";
+/// Locked by every process that has the workspace, and freed by its end, however that comes.
+const OWNER: &str = "owner";
 /// A janitor may remove a directory that it catches before its maker has locked it.
 const ATTEMPTS: usize = 8;
 
@@ -173,6 +175,27 @@ impl Entry {
     pub(crate) fn save(&self, manifest: &Manifest) -> Outcome<()> {
         let survives = if manifest.released { Survives::Power } else { Survives::Process };
         whole::write(&self.path.join(MANIFEST), manifest, survives)
+    }
+
+    /// Says that this process has the workspace, until the lock is dropped. Comes before the manifest:
+    /// what has one and no owner was left behind.
+    pub(crate) fn own(&self) -> Outcome<Locked> {
+        let file = self.owner(OFlags::CREATE).step("create", self.path.display())?;
+        let lock = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
+        let lock = lock.step("lock", self.path.display())?;
+        lock.ok_or_else(|| Fault::Held(self.path.display().to_string()))
+    }
+
+    /// A lock that keeps owners out, if there is none.
+    pub(crate) fn disown(&self) -> Option<Locked> {
+        let file = self.owner(OFlags::empty()).ok()?;
+        Locked::attempt(file, Sharing::Exclusive).ok()?.ok()
+    }
+
+    fn owner(&self, create: OFlags) -> rustix::io::Result<std::fs::File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
+        let path = self.path.join(OWNER);
+        Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?.into())
     }
 
     pub(crate) fn ledger(&self) -> Ledger {

@@ -2,8 +2,10 @@
 //! workspace has a lock, and what a process that died left half done is finished or undone by the
 //! next one.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId};
@@ -15,12 +17,16 @@ use crate::apply::{self, Application, ApplyOptions, Trees};
 use crate::diff::{Diff, patch, scan};
 use crate::fault::{Fault, Outcome, Step};
 use crate::layer::Layer;
-use crate::local;
+use crate::owned::Owned;
 use crate::path::TreePath;
 use crate::request::{Hint, Kind, Request, Workspace, WorkspaceProvider};
 use crate::store::{Entry, Manifest, Store, tree};
 use crate::tree::Tree;
 use crate::walk::visit;
+use crate::{git, local};
+
+/// After this long without use a checkout goes when another is made.
+const LONG_UNUSED: Duration = Duration::from_secs(30 * 86_400);
 
 /// The workspaces of one state directory. Clones are the same workspaces.
 ///
@@ -33,6 +39,7 @@ struct Inner {
     store: Store,
     stores: Directory,
     journal: Journal,
+    owned: Owned,
 }
 
 /// What became of an `apply` that was cut off.
@@ -63,9 +70,10 @@ impl Workspaces {
         let store = Store(state.subdirectory("workspaces")?);
         let stores = state.subdirectory("git")?;
         let journal = Journal::open(&state, journal)?;
-        let opened = Self(Arc::new(Inner { store, stores, journal }));
+        let opened = Self(Arc::new(Inner { store, stores, journal, owned: Owned::default() }));
         opened.0.store.tidy().map_err(|fault| fault.during(OPEN))?;
         opened.recover()?;
+        opened.let_go_of_the_dead().map_err(|fault| fault.during(OPEN))?;
         Ok(opened)
     }
 
@@ -153,6 +161,13 @@ impl Workspaces {
         let elsewhere = self.target(&at.manifest, options)?;
         let target = elsewhere.as_ref().unwrap_or(&at.lower);
         let diff = scan(&at.lower, &at.layer)?;
+        if options.seen.as_ref().is_some_and(|seen| *seen != diff) {
+            return Err(Fault::Refused {
+                path: id.to_string(),
+                problem: "was changed after its changes were looked at",
+                remedy: "look at them again",
+            });
+        }
         let trees = Trees {
             lower: &at.lower,
             layer: &at.layer,
@@ -211,6 +226,7 @@ impl Workspaces {
         // What cannot be recovered must not keep its workspace for ever.
         let _ = apply::recover(&entry.ledger());
         self.0.store.remove(id, &entry)?;
+        self.0.owned.forget(id);
         Ok(if matches!(released, Ok(true)) { Ok(()) } else { self.record_release(id) })
     }
 
@@ -271,15 +287,36 @@ impl Workspaces {
         Ok(Opened { entry, manifest, lower, layer })
     }
 
+    /// Removes checkouts of repositories that no workspace is a view of, if nobody has asked for them
+    /// within this time, an hour at least; answers how many.
+    pub fn prune(&self, unused: Duration) -> Result<usize> {
+        let prune = || -> Outcome<usize> {
+            let mut viewed = BTreeSet::new();
+            for id in self.0.store.ids()? {
+                match self.0.store.peek(&id).manifest(&id) {
+                    Ok(manifest) => drop(viewed.insert(manifest.source.as_path().to_owned())),
+                    Err(Fault::Unknown(_)) => {}
+                    Err(fault) => return Err(fault),
+                }
+            }
+            git::prune(&self.0.stores, &viewed, unused)
+        };
+        prune().map_err(|fault| fault.during("prune"))
+    }
+
     fn acquired(&self, request: Request) -> Result<Workspace> {
         const ACQUIRE: &str = "acquire the workspace";
+        if let Hint::Git { .. } = &request.hint {
+            // What cannot be removed is no reason not to work.
+            let _ = self.prune(LONG_UNUSED);
+        }
         let made = acquire::make(&self.0.store, &self.0.stores, request);
         self.handed_out(made.map_err(|fault| fault.during(ACQUIRE))?, ACQUIRE)
     }
 
     /// Records a workspace and hands it out. What cannot be recorded is not handed out.
     fn handed_out(&self, made: Made, operation: &'static str) -> Result<Workspace> {
-        let Made { entry, manifest, fresh } = made;
+        let Made { entry, manifest, fresh, owner } = made;
         let root = manifest.metadata.get("git.remote").filter(|_| manifest.kind == Kind::Git);
         let recorded = self.0.journal.append(Event::WorkspaceAcquired {
             workspace: manifest.id.clone(),
@@ -293,11 +330,14 @@ impl Workspaces {
             }
             return Err(error);
         }
+        self.0.owned.note(&manifest.id, owner);
         entry.workspace(manifest).map_err(|fault| fault.during(operation))
     }
 
-    fn released(&self, id: &WorkspaceId) -> Result<()> {
-        match self.let_go(id) {
+    pub(crate) fn released(&self, id: &WorkspaceId) -> Result<()> {
+        let gone = self.let_go(id);
+        self.0.owned.forget(id);
+        match gone {
             Ok(true) => self.record_release(id),
             Ok(false) | Err(Fault::Unknown(_)) => Ok(()),
             Err(fault) => Err(fault.during("release the workspace")),
@@ -323,7 +363,7 @@ impl Workspaces {
         Ok(held)
     }
 
-    fn record_release(&self, id: &WorkspaceId) -> Result<()> {
+    pub(crate) fn record_release(&self, id: &WorkspaceId) -> Result<()> {
         self.0.journal.append(Event::WorkspaceReleased { workspace: id.clone() }).map(|_| ())
     }
 }
@@ -366,6 +406,14 @@ fn cut_off(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 impl Workspaces {
     pub(crate) fn directory(&self) -> &Directory {
         &self.0.store.0
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    pub(crate) fn owned(&self) -> &Owned {
+        &self.0.owned
     }
 
     pub(crate) fn peek(&self, id: &WorkspaceId) -> Entry {

@@ -126,8 +126,9 @@ fn five_checkouts_at_once_cost_one_and_each_has_its_own_changes() {
         }
         let stores: Vec<_> = fs::read_dir(place.dir.path().join("state/git")).unwrap().collect();
         assert_eq!(stores.len(), 1);
-        let checkouts = fs::read_dir(stores[0].as_ref().unwrap().path()).unwrap().count();
-        assert_eq!(checkouts, 2, "the store and one checkout");
+        let in_it = fs::read_dir(stores[0].as_ref().unwrap().path()).unwrap();
+        let trees = in_it.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count();
+        assert_eq!(trees, 2, "the store and one checkout");
     }
 }
 
@@ -152,7 +153,7 @@ fn changes_go_to_a_named_tree_that_holds_the_commit() {
     write(upper.join("more"), "more\n");
     let error = place.workspaces.apply(&workspace.id, &ApplyOptions::default()).unwrap_err();
     assert!(error.hint().unwrap().contains("--to"), "{error}");
-    let options = ApplyOptions { include: Vec::new(), to: Some(dir.clone()) };
+    let options = ApplyOptions { include: Vec::new(), to: Some(dir.clone()), seen: None };
     done(place.workspaces.apply(&workspace.id, &options).unwrap());
     assert_eq!(git(&dir, &["status", "--porcelain"]), "M code\n?? more");
 }
@@ -277,4 +278,43 @@ fn removing_a_tracked_file_is_told() {
     assert_eq!(place.lines(&workspace.id), ["D code"]);
     place.release(&workspace.id);
     assert!(place.workspaces.list().unwrap()[0].released);
+}
+
+/// Makes it look as if every checkout had been asked for two hours ago.
+fn age(stores: &Path) {
+    let then = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    for store in fs::read_dir(stores).unwrap() {
+        for entry in fs::read_dir(store.unwrap().path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "used") {
+                fs::File::options().write(true).open(path).unwrap().set_modified(then).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn checkouts_that_nobody_uses_are_removed_and_made_again_when_they_are_wanted() {
+    let place = Place::new();
+    let (source, [first, ..]) = repository(&place);
+    let source = source.to_str().unwrap().to_owned();
+    let hint =
+        |rev: Option<&str>| Hint::Git { source: source.clone(), rev: rev.map(str::to_owned) };
+    let kept = place.acquire(hint(None), Mechanism::Kernel);
+    let old = place.acquire(hint(Some(&first)), Mechanism::Kernel);
+    let stores = place.dir.path().join("state/git");
+    place.release(&old.id);
+    assert_eq!(place.workspaces.prune(std::time::Duration::ZERO).unwrap(), 0, "it was just used");
+    age(&stores);
+    assert_eq!(place.workspaces.prune(std::time::Duration::ZERO).unwrap(), 1);
+    assert!(kept.root.exists() && !old.root.exists());
+    let again = place.acquire(hint(Some(&first)), Mechanism::Kernel);
+    assert_eq!(fs::read_to_string(again.root.join("code")).unwrap(), "one\n");
+    place.release(&again.id);
+    place.release(&kept.id);
+    age(&stores);
+    assert_eq!(place.workspaces.prune(std::time::Duration::ZERO).unwrap(), 2);
+    assert_eq!(fs::read_dir(&stores).unwrap().count(), 0, "a store goes with its last checkout");
+    let anew = place.acquire(hint(None), Mechanism::Kernel);
+    assert_eq!(fs::read_to_string(anew.root.join("code")).unwrap(), "two\n");
 }

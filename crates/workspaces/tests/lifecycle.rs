@@ -198,3 +198,56 @@ fn a_fork_of_what_was_applied_knows_what_was() {
     write(place.upper(&workspace.id).join("a"), "three\n");
     assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1, "the fork is somebody else");
 }
+
+#[test]
+fn what_nobody_changed_goes_with_whoever_had_it() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let mut place = Place::new();
+        furnish(&place.source());
+        let idle = place.acquire(Hint::Overlay(place.source()), mechanism);
+        let changed = place.acquire(Hint::Overlay(place.source()), mechanism);
+        let scratch = place.acquire(Hint::Ephemeral { most: Bytes::mib(1) }, mechanism);
+        let layer = match mechanism {
+            Mechanism::Kernel => place.upper(&changed.id),
+            Mechanism::Copy => changed.root.clone(),
+        };
+        write(layer.join("b"), "other\n");
+        let state = place.dir.path().join("state");
+        drop(open(&state));
+        assert_eq!(place.workspaces.list().unwrap().len(), 3, "their owner lives");
+        // As if it had been killed: its locks are gone, and nothing was released.
+        place.workspaces = open(&place.dir.path().join("another"));
+        place.workspaces = open(&state);
+        let listed = place.workspaces.list().unwrap();
+        assert_eq!(listed.iter().map(|one| &one.id).collect::<Vec<_>>(), [&changed.id]);
+        assert!(listed[0].released);
+        assert!(!place.home(&idle.id).exists() && !scratch.root.exists());
+    }
+}
+
+#[test]
+fn what_a_sandbox_still_has_is_nobodys_to_clear_away() {
+    let mut place = Place::new();
+    let copied = place.copied();
+    let state = place.dir.path().join("state");
+    // The sandbox of an owner that is gone already.
+    let another = open(&state);
+    let hold = another.hold(&copied.id).unwrap();
+    place.workspaces = open(&place.dir.path().join("another"));
+    drop(open(&state));
+    assert_eq!(another.list().unwrap().len(), 1);
+    drop((hold, another));
+    assert!(open(&state).list().unwrap().is_empty());
+}
+
+#[test]
+fn a_fork_that_is_kept_is_there_until_it_is_discarded() {
+    let place = Place::new();
+    let fork = place.workspaces.fork(&place.overlay().id).unwrap();
+    place.workspaces.keep(&fork.id).unwrap();
+    let state = place.dir.path().join("state");
+    drop(place.workspaces);
+    let later = open(&state);
+    assert_eq!(later.list().unwrap().iter().map(|one| &one.id).collect::<Vec<_>>(), [&fork.id]);
+    later.discard(&fork.id).unwrap();
+}

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use common::furniture::{change_copy, change_upper, expected, furnish};
 use common::{Place, conflicts, copied_up, done, fifo, mode, ordinary, picture, whiteout, write};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use stockade_core::{ErrorCode, WorkspaceId};
 use stockade_workspaces::{
     ApplyOptions, ChangeKind, ConflictReason, HeldReason, Hint, Mechanism, TreePath,
@@ -134,7 +135,7 @@ fn what_runs_code_later_is_held_back_until_it_is_named() {
 
     let include =
         [".envrc", ".git/hooks", "suid", "out", "pipe"].map(|p| p.parse().unwrap()).into();
-    let options = ApplyOptions { include, to: None };
+    let options = ApplyOptions { include, to: None, seen: None };
     let applied = done(place.workspaces.apply(&workspace.id, &options).unwrap());
     assert_eq!(
         names(&applied.held),
@@ -150,7 +151,7 @@ fn a_name_that_stands_for_no_change_is_refused() {
     let place = Place::new();
     let workspace = place.overlay();
     write(place.upper(&workspace.id).join(".envrc"), "x");
-    let options = ApplyOptions { include: vec![".envrcc".parse().unwrap()], to: None };
+    let options = ApplyOptions { include: vec![".envrcc".parse().unwrap()], to: None, seen: None };
     let error = place.workspaces.apply(&workspace.id, &options).unwrap_err();
     assert!(error.code() == ErrorCode::Invalid && error.message().contains(".envrcc"), "{error}");
 }
@@ -340,7 +341,7 @@ fn another_tree_takes_the_changes_where_it_holds_what_they_were_made_to() {
     furnish(&other);
     let workspace = place.overlay();
     change_upper(&place.upper(&workspace.id));
-    let options = ApplyOptions { include: Vec::new(), to: Some(other.clone()) };
+    let options = ApplyOptions { include: Vec::new(), to: Some(other.clone()), seen: None };
     for _ in 0..2 {
         done(place.workspaces.apply(&workspace.id, &options).unwrap());
         check_after(&other);
@@ -386,4 +387,60 @@ fn kinds_are_told_by_letters() {
         ChangeKind::TypeChanged,
     ];
     assert_eq!(letters.map(ChangeKind::letter), ['A', 'M', 'D', 'P', 'T']);
+}
+
+/// `user::rw-,user:12345:r--,group::---,mask::r--,other::---`, as the kernel takes it.
+fn access_list() -> Vec<u8> {
+    let nobody = u32::MAX;
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 6, nobody), (2, 4, 12345), (4, 0, nobody), (0x10, 4, nobody), (0x20, 0, nobody)];
+    let bytes = |(tag, rights, id): (u16, u16, u32)| {
+        [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    [2u32.to_le_bytes().to_vec()].into_iter().chain(entries.map(bytes)).flatten().collect()
+}
+
+#[test]
+fn a_replaced_file_keeps_the_users_notes_and_whom_they_let_in() {
+    const LIST: &str = "system.posix_acl_access";
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let place = Place::new();
+        furnish(&place.source());
+        let a = place.source().join("a");
+        let set = |name, value: &[u8]| setxattr(&a, name, value, XattrFlags::empty()).unwrap();
+        set("user.note", b"mine");
+        set(LIST, &access_list());
+        let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
+        let layer = match mechanism {
+            Mechanism::Kernel => place.upper(&workspace.id),
+            Mechanism::Copy => workspace.root.clone(),
+        };
+        write(layer.join("a"), "a changed\n");
+        mode(layer.join("a"), 0o640);
+        assert_eq!(place.applied(&workspace.id).applied.len(), 1);
+        assert_eq!(fs::read_to_string(&a).unwrap(), "a changed\n");
+        let mut value = [0; 256];
+        let mut get = |name| getxattr(&a, name, &mut value[..]).map(|read| value[..read].to_vec());
+        assert_eq!(get("user.note").unwrap(), b"mine");
+        assert_eq!(get(LIST).unwrap(), access_list(), "{mechanism:?}");
+    }
+}
+
+#[test]
+fn what_nobody_looked_at_is_not_applied() {
+    for (name, text) in [("more", "more\n"), ("a", "a changed again\n")] {
+        let place = Place::new();
+        furnish(&place.source());
+        let before = picture(&place.source());
+        let workspace = place.overlay();
+        write(place.upper(&workspace.id).join("a"), "a changed\n");
+        let seen = Some(place.diff(&workspace.id));
+        write(place.upper(&workspace.id).join(name), text);
+        let options = ApplyOptions { seen, ..ApplyOptions::default() };
+        let error = place.workspaces.apply(&workspace.id, &options).unwrap_err();
+        assert!(error.message().contains(workspace.id.as_str()), "{error}");
+        assert!(picture(&place.source()) == before);
+        let options = ApplyOptions { seen: Some(place.diff(&workspace.id)), ..options };
+        done(place.workspaces.apply(&workspace.id, &options).unwrap());
+    }
 }

@@ -20,10 +20,16 @@ pub(crate) fn launcher(
     start(&Program::Fd(program.as_fd()), agent.as_fd())
 }
 
-#[cfg(feature = "local")]
 /// The agent alone, in a sealed copy, for those who start it themselves.
+#[cfg(feature = "local")]
 pub(crate) fn agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT)
+}
+
+/// The agent's bytes, for those whose engine wants it as a file.
+#[cfg(feature = "docker")]
+pub(crate) fn agent_bytes() -> &'static [u8] {
+    AGENT
 }
 
 /// Starts one as a copy of this process.

@@ -19,6 +19,13 @@ pub(crate) fn sandbox_of(agent: &str, pid: i32) -> Option<SandboxId> {
     std::str::from_utf8(arguments.next_back()?).ok()?.parse().ok()
 }
 
+/// Whether any process of this host has this among its arguments.
+#[cfg(feature = "docker")]
+pub(crate) fn has_argument(text: &str) -> bool {
+    let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(|part| part == text.as_bytes());
+    pids().any(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has))
+}
+
 /// Every process of this host.
 fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -42,6 +42,16 @@ pub(crate) fn measured(
     ]
 }
 
+/// Disk, where nothing but counting holds a workspace to it.
+pub(crate) fn disk_by_counting() -> Support {
+    Support::partial(
+        "sized file systems for private places; for a workspace on disk RLIMIT_FSIZE and adding up \
+         its files every 250 ms",
+        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "use --read-only, or keep it as far as it goes with --without disk-limit",
+    )
+}
+
 fn memory(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
         true => Support::full(format!("{} memory controller", hierarchy.name())),

@@ -108,7 +108,9 @@ fn stands(native: &Native, root: Support, workspace: Support) -> Capabilities {
     for (feature, reason, remedy) in ABSENT {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for (feature, support) in limits::measured(native.site.hierarchy(), processes(), disk()) {
+    for (feature, support) in
+        limits::measured(native.site.hierarchy(), processes(), limits::disk_by_counting())
+    {
         all = all.with(feature, support);
     }
     all
@@ -133,13 +135,4 @@ fn processes() -> Support {
         ),
         false => Support::full("RLIMIT_NPROC, counted for the user namespace alone"),
     }
-}
-
-fn disk() -> Support {
-    Support::partial(
-        "sized file systems for private places; for a workspace on disk RLIMIT_FSIZE and adding up \
-         its files every 250 ms",
-        "a file that was deleted while it is open does not count, nor what is written between two looks",
-        "use --read-only, or keep it as far as it goes with --without disk-limit",
-    )
 }

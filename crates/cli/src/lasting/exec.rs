@@ -178,7 +178,7 @@ async fn captured(
         End::Forced(signal) => (None, interrupts::exit_code(signal)),
         End::Unread => (None, 0),
     };
-    printer.json(&captured.report_of(&remote.job, id, outcome));
+    printer.json(&captured.report_of(&remote, id, outcome));
     Ok(code)
 }
 

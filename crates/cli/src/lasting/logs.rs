@@ -89,7 +89,7 @@ async fn captured(mut remote: Remote, id: &SandboxId, printer: &Printer) -> Resu
             OutputEvent::End(end) => outcome = Some(end),
         }
     }
-    let mut report = captured.report_of(&remote.job, id, outcome);
+    let mut report = captured.report_of(&remote, id, outcome);
     report.missing_bytes = Some(missing);
     printer.json(&report);
     Ok(0)

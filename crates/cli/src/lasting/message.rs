@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    Command, Entry, JobId, Outcome, SandboxId, SandboxPath, SandboxSpec, Span, StreamId,
-    TerminalSize, Workspace, WorkspaceId,
+    BackendName, Boundary, Command, Entry, JobId, Outcome, SandboxId, SandboxPath, SandboxSpec,
+    Span, StreamId, TerminalSize, Workspace, WorkspaceId,
 };
 use stockade_engine::Timestamp;
 
 use super::fault::WireError;
 
 /// The language both sides must speak. Raised with every change that an older side misreads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// How much a file operation or a piece of input carries.
 pub const PIECE: u32 = 256 << 10;
@@ -59,8 +59,8 @@ pub enum Reply {
     Hello { version: u32 },
     /// Answers [`Request::Info`].
     Info(Info),
-    /// The program has this record.
-    Started { job: JobId },
+    /// The program has this record, behind these walls.
+    Started { job: JobId, backend: BackendName, boundary: Boundary },
     /// The payload is output.
     Output { seq: u64, stream: StreamId },
     /// Output that is no longer there.

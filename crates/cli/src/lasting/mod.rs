@@ -27,6 +27,7 @@ mod remote;
 mod socket;
 
 pub use place::sweep;
+pub use remote::Remote;
 
 /// The command a supervisor is started with. Not for people.
 pub const VERB: &str = "supervise";

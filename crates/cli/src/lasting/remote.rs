@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use stockade_core::{Command, JobId, Result, Signal, TerminalSize};
+use stockade_core::{BackendName, Boundary, Command, JobId, Result, Signal, TerminalSize};
 use stockade_engine::OutputEvent;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
@@ -38,6 +38,10 @@ pub struct RemoteControl {
 pub struct Remote {
     /// Its record.
     pub job: JobId,
+    /// Who built its walls.
+    pub backend: BackendName,
+    /// What stands between it and the host's kernel.
+    pub boundary: Boundary,
     /// What it does.
     pub events: RemoteEvents,
     /// How to influence it.
@@ -56,7 +60,7 @@ impl Remote {
     }
 
     async fn open(mut connection: Connection, request: &Request) -> Result<Self> {
-        let (Reply::Started { job }, _) = connection.ask(request).await? else {
+        let (Reply::Started { job, backend, boundary }, _) = connection.ask(request).await? else {
             return Err(out_of_turn(connection.operation));
         };
         let Connection { reader, writer, operation } = connection;
@@ -65,7 +69,7 @@ impl Remote {
         let credit = Arc::new(Semaphore::new(1));
         let control = RemoteControl { outbox, operation, credit: Arc::clone(&credit) };
         let events = RemoteEvents { reader, operation, credit, over: false };
-        Ok(Self { job, events, control })
+        Ok(Self { job, backend, boundary, events, control })
     }
 }
 

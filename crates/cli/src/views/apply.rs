@@ -59,7 +59,7 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
             return Ok(0);
         }
     }
-    let options = ApplyOptions { include: args.include, to: args.to };
+    let options = ApplyOptions { include: args.include, to: args.to, seen: None };
     let applying = attempt(workspaces, id, options);
     let done = printer.patiently("applying what was changed", applying).await?;
     drop(claim);

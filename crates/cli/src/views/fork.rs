@@ -20,7 +20,10 @@ pub struct ForkArgs {
 pub async fn fork(args: ForkArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     let copying = off_thread(move || {
         let id = args.id.find(&workspaces, "fork")?;
-        workspaces.fork(&id)
+        let fork = workspaces.fork(&id)?;
+        // Nobody has it when this command ends, and it is there to be used.
+        workspaces.keep(&fork.id)?;
+        Ok(fork)
     });
     let fork = printer.patiently("copying what was changed", copying).await?;
     if printer.is_json() {

@@ -9,6 +9,7 @@ mod discard;
 mod fork;
 mod handle;
 mod ls;
+mod prune;
 pub mod review;
 mod taken;
 mod wanted;
@@ -46,6 +47,8 @@ enum WorkspaceVerb {
     Discard(discard::DiscardArgs),
     /// Make a second one that begins where this one stands, and print its id.
     Fork(fork::ForkArgs),
+    /// Remove checkouts of repositories that no workspace is a view of.
+    Prune(prune::PruneArgs),
 }
 
 /// Does what is asked; answers the exit code.
@@ -58,6 +61,7 @@ pub async fn workspace(args: WorkspaceArgs, printer: &Printer) -> Result<i32> {
         WorkspaceVerb::Apply(args) => apply::apply(args, workspaces, printer).await,
         WorkspaceVerb::Discard(args) => discard::discard(args, workspaces, printer).await,
         WorkspaceVerb::Fork(args) => fork::fork(args, workspaces, printer).await,
+        WorkspaceVerb::Prune(args) => prune::prune(args, workspaces, printer).await,
     }
 }
 

@@ -3,8 +3,6 @@
 
 use std::io::{BufRead, Write};
 
-use rustix::stdio::{stderr, stdin};
-use rustix::termios::isatty;
 use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::{ApplyOptions, Diff};
 use tokio::sync::oneshot;
@@ -13,6 +11,7 @@ use super::apply::{attempt, tell};
 use super::diff::painted;
 use super::off_thread;
 use super::taken::Settled;
+use crate::asking::typed;
 use crate::interrupts::Interrupts;
 use crate::printer::Printer;
 
@@ -29,7 +28,7 @@ enum Answer {
 
 /// Refuses where there is nobody to ask.
 pub fn require(printer: &Printer) -> Result<()> {
-    if !printer.is_json() && isatty(stdin()) && isatty(stderr()) {
+    if !printer.is_json() && typed::by_a_person() {
         return Ok(());
     }
     let message = "--review asks a person, and there is no terminal to ask on";
@@ -60,7 +59,8 @@ pub async fn review(
         Answer::Yes => Vec::new(),
         Answer::Held => nameable(&settled.diff),
     };
-    let options = ApplyOptions { include, to: None };
+    // Another command may have gone on in it while this one asked.
+    let options = ApplyOptions { include, to: None, seen: Some(settled.diff) };
     let done = attempt(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
     Ok(Some(tell(&done, printer)).filter(|code| *code != 0))
 }
@@ -77,6 +77,8 @@ async fn ask(held: usize, interrupts: &mut Interrupts, printer: &Printer) -> Ans
         0 => "apply these changes? [y/N] ".to_owned(),
         held => format!("apply these changes? {held} held back unless you say `held` [y/N/held] "),
     };
+    // What was typed while the command ran was not meant for a question that nobody had seen.
+    typed::forget();
     printer.show(&question);
     tokio::select! {
         line = line() => line.map_or(Answer::No, |line| answer(&line, held)),

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::answer;
 use super::desk::Desk;
 use super::pending::APPROVAL;
-use super::person::{self, Elicit, Postpone, Unreachable};
+use super::person::{self, Elicit, Postpone};
 use super::progress::Notify;
 
 /// Makes a call.
@@ -56,7 +56,7 @@ fn asking(
 ) -> Result<(Arc<dyn Ask>, mpsc::Receiver<Question>), ErrorData> {
     let nothing = || mpsc::channel(1).1;
     if !person::can_ask(context.client_capabilities().as_ref()) {
-        return Ok((Arc::new(Unreachable), nothing()));
+        return Ok((desk.otherwise(), nothing()));
     }
     if context.protocol_version().is_none_or(|version| version.has_initialize()) {
         return Ok((Arc::new(Elicit(context.peer.clone())), nothing()));

@@ -6,16 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rmcp::model::Tool;
-use stockade_tools::Toolbox;
+use stockade_tools::{Ask, Toolbox};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::answer;
 use super::pending::Pending;
+use super::person::Unreachable;
 
 /// How a desk is run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct DeskOptions {
     /// Whether a client with a session gets a toolbox of its own.
     pub sessions_apart: bool,
@@ -25,11 +26,19 @@ pub struct DeskOptions {
     pub calls: usize,
     /// How long a person may take to answer.
     pub patience: Duration,
+    /// Who is asked where a client declares no way to ask. Unless told otherwise nobody: that is a no.
+    pub otherwise: Arc<dyn Ask>,
 }
 
 impl Default for DeskOptions {
     fn default() -> Self {
-        Self { sessions_apart: false, sessions: 16, calls: 32, patience: Duration::from_secs(120) }
+        Self {
+            sessions_apart: false,
+            sessions: 16,
+            calls: 32,
+            patience: Duration::from_secs(120),
+            otherwise: Arc::new(Unreachable),
+        }
     }
 }
 
@@ -68,7 +77,6 @@ impl Desk {
         let tools = open().tools().into_iter().map(answer::tool).collect();
         Arc::new(Self {
             open: Box::new(open),
-            options,
             common: Mutex::default(),
             given: Mutex::default(),
             seats: Arc::new(Semaphore::new(options.sessions)),
@@ -77,7 +85,13 @@ impl Desk {
             calls: Semaphore::new(options.calls),
             pending: Pending::new(options.patience),
             tools,
+            options,
         })
+    }
+
+    /// Who is asked where a client declares no way to.
+    pub(super) fn otherwise(&self) -> Arc<dyn Ask> {
+        Arc::clone(&self.options.otherwise)
     }
 
     /// Tells every call that runs to end. More are not taken.

@@ -52,7 +52,7 @@ pub fn no(why: &str) -> Decision {
     Decision::No { because: format!("{why}; {BY_RULE}") }
 }
 
-/// For clients that can ask nobody.
+/// For clients that can ask nobody, where nobody else can either.
 pub struct Unreachable;
 
 #[async_trait]

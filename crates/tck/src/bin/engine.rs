@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use stockade_backends::docker::{self, Docker};
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
 use stockade_backends::ssh::{Host, Ssh};
@@ -26,7 +27,12 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
         }
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
         Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![host()?]))))),
-        _ => Err("name a subject: mock, control, landlock, native or ssh".into()),
+        Some(other) if other.starts_with("docker:") => {
+            let socket = other.strip_prefix("docker:").map(Into::into);
+            let options = docker::Options { socket, runtime: None };
+            Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
+        }
+        _ => Err("name a subject: mock, control, landlock, native, ssh or docker:SOCKET".into()),
     }
 }
 

@@ -23,6 +23,47 @@ pub struct Facts {
     pub boundary: Boundary,
     /// Whether it asks for more than the user has set out: network, limits.
     pub widens: bool,
+    /// What else whoever is asked gets to see. Rules do not look at it.
+    pub details: Vec<Detail>,
+}
+
+/// Something about a call that decides what it comes to: where it runs, what it reads, what it writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Detail {
+    /// What it is.
+    pub name: String,
+    /// The agent's own text; a very long one without its middle.
+    pub text: String,
+    /// Whether it is shown and never recorded: it may hold a secret (C-41).
+    #[serde(skip)]
+    pub private: bool,
+}
+
+/// The longest text of a detail.
+const LONGEST: usize = 64 << 10;
+
+impl Detail {
+    /// One that is recorded too.
+    pub(crate) fn open(name: impl Into<String>, text: impl AsRef<str>) -> Self {
+        Self { name: name.into(), text: cut(text.as_ref(), LONGEST), private: false }
+    }
+
+    /// One that is only shown.
+    pub(crate) fn private(name: impl Into<String>, text: impl AsRef<str>) -> Self {
+        Self { private: true, ..Self::open(name, text) }
+    }
+}
+
+/// The beginning and the end: whoever says yes must see where a long text leads, and that there is more.
+pub(super) fn cut(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let head = text.floor_char_boundary(most / 2);
+    let tail = text.ceil_char_boundary(text.len() - most / 2);
+    let between = tail - head;
+    format!("{} … [{between} bytes are not shown] … {}", &text[..head], &text[tail..])
 }
 
 /// What a call would start.

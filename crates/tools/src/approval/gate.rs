@@ -1,9 +1,10 @@
 //! Lets a call through or not, and records which (C-40).
 
-use stockade_core::{ErrorCode, JobId, SandboxId, TenantName};
+use stockade_core::{Boundary, ErrorCode, JobId, SandboxId, TenantName};
 use stockade_engine::{Engine, Event};
 
-use super::{ApprovalConfig, Facts, Programs, Ruling, Verdict};
+use super::facts::cut;
+use super::{ApprovalConfig, Detail, Facts, Programs, Ruling, Verdict};
 use crate::{Call, Decision, Question, ToolError};
 
 /// The most of a fact that is recorded or shown.
@@ -43,10 +44,11 @@ pub(crate) async fn pass(
 async fn asked(config: &ApprovalConfig, subject: &Subject<'_>, call: &Call) -> Option<String> {
     let question = Question {
         text: format!(
-            "Allow `{}` {}: {}?",
+            "Allow `{}` {}: {}{}?",
             subject.facts.tool,
             place(&subject.facts),
-            what(&subject.facts)
+            what(&subject.facts),
+            more(&subject.facts, Reader::Person),
         ),
         sandbox: subject.sandbox.cloned(),
         facts: subject.facts.clone(),
@@ -72,7 +74,12 @@ async fn record(subject: &Subject<'_>, ruling: &Ruling, allowed: bool) -> Result
         allowed,
         asked: ruling.verdict == Verdict::Ask,
         rule: ruling.rule.clone(),
-        facts: format!("{}: {}", place(&subject.facts), what(&subject.facts)),
+        facts: format!(
+            "{}: {}{}",
+            place(&subject.facts),
+            what(&subject.facts),
+            more(&subject.facts, Reader::Journal),
+        ),
     };
     Ok(subject.engine.record(event).await?)
 }
@@ -87,23 +94,88 @@ fn refused(facts: &Facts, ruling: &Ruling, because: &str) -> ToolError {
 }
 
 fn place(facts: &Facts) -> String {
-    match &facts.backend {
-        Some(backend) => format!("on {backend} (boundary {})", facts.boundary),
-        None => "on this machine".into(),
+    match (&facts.backend, facts.boundary) {
+        (Some(backend), boundary) => format!("on {backend} (boundary {boundary})"),
+        (None, Boundary::None) => "on this machine".into(),
+        (None, _) => "behind walls of its own".into(),
     }
+}
+
+/// Who reads about a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    Person,
+    Journal,
+}
+
+/// The details, with control characters escaped.
+fn more(facts: &Facts, reader: Reader) -> String {
+    let one = |detail: &Detail| match reader {
+        Reader::Journal if detail.private => {
+            format!("; {} ({} bytes)", detail.name, detail.text.len())
+        }
+        Reader::Person | Reader::Journal => format!("; {}: {:?}", detail.name, detail.text),
+    };
+    cut(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
 }
 
 /// What would be done, with control characters escaped: it is the agent's text.
 fn what(facts: &Facts) -> String {
     let text = match &facts.programs {
-        Programs::Known(argvs) if argvs.is_empty() => facts.paths.join(", "),
+        Programs::Known(argvs) if argvs.is_empty() => listed(&facts.paths, ", "),
         Programs::Known(argvs) => {
-            argvs.iter().map(|argv| argv.join(" ")).collect::<Vec<_>>().join("; ")
+            argvs.iter().map(|argv| listed(argv, " ")).collect::<Vec<_>>().join("; ")
         }
-        Programs::Opaque(line) => line.clone(),
+        Programs::Opaque(line) => line.escape_debug().to_string(),
     };
-    let end = text.floor_char_boundary(MOST_SHOWN);
-    let more = if end < text.len() { "…" } else { "" };
     let wider = if facts.widens { " (more than was set out)" } else { "" };
-    format!("{}{more}{wider}", text[..end].escape_debug())
+    format!("{}{wider}", cut(&text, MOST_SHOWN))
+}
+
+fn listed(words: &[String], between: &str) -> String {
+    words.iter().map(|one| word(one)).collect::<Vec<_>>().join(between)
+}
+
+/// A word as it is where that is plain, else in quotes: what is asked about must not read like another.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+^~".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("{text:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NetworkFact;
+
+    fn told(programs: Programs) -> String {
+        what(&Facts {
+            tool: "bash".into(),
+            programs,
+            paths: Vec::new(),
+            network: NetworkFact::Host,
+            backend: None,
+            boundary: Boundary::None,
+            widens: false,
+            details: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn words_do_not_read_like_others() {
+        let known = |words: &[&str]| {
+            told(Programs::Known(vec![words.iter().map(|&word| word.to_owned()).collect()]))
+        };
+        assert_eq!(known(&["rm", "-r", "a", "b"]), "rm -r a b");
+        assert_eq!(known(&["rm", "-r", "a b", ""]), r#"rm -r "a b" """#);
+        assert_eq!(known(&["true", "; rm"]), r#"true "; rm""#);
+        assert_eq!(known(&["echo", "\u{1b}[2J"]), r#"echo "\u{1b}[2J""#);
+    }
+
+    #[test]
+    fn the_end_of_a_long_line_is_seen() {
+        let line = format!("echo {}; rm -rf /", "ä".repeat(5000));
+        let told = told(Programs::Opaque(line));
+        assert!(told.starts_with("echo ä") && told.ends_with("ä; rm -rf /"), "{told}");
+        assert!(told.contains("bytes are not shown") && told.len() < 2100, "{told}");
+    }
 }

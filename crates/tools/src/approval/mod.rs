@@ -9,6 +9,6 @@ mod rules;
 mod shell;
 
 pub(crate) use facts::plain_path;
-pub use facts::{Facts, NetworkFact, Programs};
+pub use facts::{Detail, Facts, NetworkFact, Programs};
 pub(crate) use gate::{Subject, pass};
 pub use rules::{ApprovalConfig, Match, Rule, Ruling, Verdict};

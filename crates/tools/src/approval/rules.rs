@@ -81,35 +81,56 @@ const STARTS_OTHERS: &[&str] = &[
     "ash",
     "awk",
     "bash",
+    "bun",
     "busybox",
+    "bwrap",
     "chroot",
+    "chrt",
     "dash",
+    "deno",
     "doas",
     "env",
+    "expect",
+    "fakeroot",
     "find",
     "flock",
     "gawk",
     "gdb",
     "ionice",
     "ksh",
+    "ld.so",
+    "ltrace",
+    "lua",
     "make",
     "mawk",
     "nice",
     "node",
     "nohup",
+    "npx",
     "nsenter",
+    "numactl",
     "parallel",
+    "perf",
     "perl",
     "php",
+    "pkexec",
+    "prlimit",
+    "proot",
+    "pypy",
     "python",
     "python3",
     "ruby",
+    "run-parts",
+    "runuser",
+    "screen",
     "script",
     "setpriv",
     "setsid",
     "sh",
     "ssh",
+    "start-stop-daemon",
     "stdbuf",
+    "stockade",
     "strace",
     "su",
     "sudo",
@@ -117,11 +138,15 @@ const STARTS_OTHERS: &[&str] = &[
     "taskset",
     "tclsh",
     "timeout",
+    "tmux",
+    "toybox",
     "unshare",
+    "valgrind",
     "vi",
     "vim",
     "watch",
     "xargs",
+    "xvfb-run",
     "zsh",
 ];
 
@@ -243,7 +268,11 @@ fn base(program: &str) -> &str {
 }
 
 fn starts_others(argv: &[String]) -> bool {
-    argv.first().is_some_and(|program| STARTS_OTHERS.contains(&base(program)))
+    let Some(name) = argv.first().map(|program| base(program)) else { return false };
+    // Interpreters go by their version too: `python3.11`.
+    let unversioned = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let listed = STARTS_OTHERS.contains(&name) || STARTS_OTHERS.contains(&unversioned);
+    listed || name.starts_with("ld-linux")
 }
 
 /// Whether arguments fit their patterns one by one; `...` at the end takes the rest.

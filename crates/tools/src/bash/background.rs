@@ -7,7 +7,7 @@ use stockade_core::{Ending, LimitKind, Outcome, Signal, StreamId};
 
 use super::exec::{ended, note};
 use super::{approved, cut};
-use crate::approval::Programs;
+use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::Bash;
 use crate::place::{Job, LONGEST_WAIT, Place};
 use crate::toolbox::Session;
@@ -100,7 +100,9 @@ pub(super) async fn write(
 ) -> Result<ToolAnswer, ToolError> {
     let input = args.input.clone().unwrap_or_default();
     // What a program does with its input is as open as what a shell does with a line.
-    let facts = place.facts("bash", Programs::Opaque(format!("input to: {}", job.line)), &[]);
+    let line = Programs::Opaque(format!("input to: {}", job.line));
+    let details = vec![Detail::private("input", &input)];
+    let facts = Facts { details, ..place.facts("bash", line, &[]) };
     session.pass(place, Some(job.watcher.job()), facts, call).await?;
     let write = async {
         if !input.is_empty() {

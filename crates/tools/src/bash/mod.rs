@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use stockade_core::{Bytes, Command, ErrorCode, JobId, Span, Stdin};
 
-use crate::approval::Programs;
+use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::{Bash, BashAction};
 use crate::place::{Job, Place};
 use crate::toolbox::Session;
@@ -49,6 +49,16 @@ fn job(place: &Place, args: &Bash) -> Result<Arc<Job>, ToolError> {
     })
 }
 
+/// What a line comes to depends on these as much as on itself.
+fn details(place: &Place, args: &Bash) -> Vec<Detail> {
+    let dir = args.working_directory.as_ref().map(|dir| place.directory(Some(dir)));
+    let dir = dir.map(|dir| Detail::open("directory", dir));
+    let env =
+        args.env.iter().map(|(name, value)| Detail::private(format!("variable {name}"), value));
+    let input = args.input.as_ref().map(|input| Detail::private("input", input));
+    dir.into_iter().chain(env).chain(input).collect()
+}
+
 /// Asks whether the command may run, and makes it ready under a fresh record.
 async fn approved(
     session: &Session,
@@ -60,7 +70,7 @@ async fn approved(
     let line = line.ok_or_else(|| ToolError::field("command", "is missing"))?;
     let job = place.engine.fresh_job()?;
     let programs = Programs::of_line(&line).in_chosen_env(!args.env.is_empty());
-    let facts = place.facts("bash", programs, &[]);
+    let facts = Facts { details: details(place, args), ..place.facts("bash", programs, &[]) };
     session.pass(place, Some(&job), facts, call).await?;
     let mut command = Command::program([place.shell().await, "-c", &line]);
     command.env = args.env.clone();

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use stockade_core::{ErrorCode, FilesExt};
 
-use super::{approved, replace, shown};
+use super::{approved_with, replace, shown};
+use crate::approval::Detail;
 use crate::arguments::EditFile;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
@@ -20,7 +21,12 @@ pub(crate) async fn edit(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let files = approved(session, &place, "edit_file", &[&args.path], call).await?;
+    let change = vec![
+        Detail::private("old text", &args.old_string),
+        Detail::private("new text", &args.new_string),
+    ];
+    let paths = [&args.path];
+    let files = approved_with(session, &place, "edit_file", &paths, change, call).await?;
     let path = &args.path;
     let mode = replace::existing(files, path)
         .await?
@@ -45,9 +51,21 @@ fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
     let places = find(old, from.as_bytes());
     match (places.len(), args.replace_all) {
         (0, _) => Err(not_there(args)),
-        (1, _) | (_, true) => Ok((spliced(old, &places, from.len(), to.as_bytes()), places.len())),
+        (count @ 1, _) | (count, true) => {
+            let grown = to.len().saturating_sub(from.len()).saturating_mul(count);
+            if old.len().saturating_add(grown) as u64 > MOST {
+                return Err(too_large(args));
+            }
+            Ok((spliced(old, &places, from.len(), to.as_bytes()), count))
+        }
         (count, false) => Err(ambiguous(old, &places, count)),
     }
+}
+
+/// A short text in many places can become more than any memory holds.
+fn too_large(args: &EditFile) -> ToolError {
+    let message = format!("`{}` would have more than {MOST} bytes", args.path);
+    ToolError::new(ErrorCode::TooLarge, message).remedy("use `bash` with `sed`")
 }
 
 fn not_there(args: &EditFile) -> ToolError {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use serde::Serialize;
-use stockade_core::{Entry, EntryKind, Files, SandboxPath};
+use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, SandboxPath};
 
 use super::{approved, shown, unless_cancelled};
 use crate::arguments::ListDir;
@@ -27,9 +27,14 @@ struct Found {
 #[serde(rename_all = "camelCase")]
 struct Listing {
     path: String,
+    /// How many entries come before these.
+    offset: u64,
     entries: Vec<Found>,
     /// Whether there are more than were asked for.
     truncated: bool,
+    /// The `offset` that goes on where this ends, if it was cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_offset: Option<u64>,
     /// Directories below that could not be listed, and why.
     unreadable: Vec<String>,
 }
@@ -53,12 +58,13 @@ pub(crate) async fn list(
 async fn walk(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<Listing, ToolError> {
     let depth = args.depth.unwrap_or(1).clamp(1, DEEPEST);
     let most = args.limit.unwrap_or(LIMIT).clamp(1, MOST) as usize;
-    let mut listing = Listing { path: path.to_string(), ..Listing::default() };
+    let mut skipped = 0;
+    let mut listing = Listing { path: path.to_string(), offset: args.offset, ..Listing::default() };
     let mut todo = VecDeque::from([(String::new(), 1)]);
     while let Some((below, level)) = todo.pop_front() {
         let entries = match files.list(&join(path, &below)?).await {
             Ok(entries) => entries,
-            Err(error) if below.is_empty() => return Err(error.into()),
+            Err(error) if below.is_empty() => return Err(unlisted(path, error)),
             Err(error) => {
                 listing.unreadable.push(error.message().to_owned());
                 continue;
@@ -67,17 +73,34 @@ async fn walk(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<L
         for entry in sorted(entries) {
             if listing.entries.len() == most {
                 listing.truncated = true;
+                listing.next_offset = Some(args.offset.saturating_add(most as u64));
                 return Ok(listing);
             }
             let name = format!("{below}{}", entry.name);
             if entry.kind == EntryKind::Directory && level < depth {
                 todo.push_back((format!("{name}/"), level + 1));
             }
+            if skipped < args.offset {
+                skipped += 1;
+                continue;
+            }
             let mode = format!("{:04o}", entry.mode);
             listing.entries.push(Found { path: name, kind: entry.kind, size: entry.size, mode });
         }
     }
     Ok(listing)
+}
+
+/// Why nothing is listed, and what else can be done about a directory that is too full.
+fn unlisted(path: &SandboxPath, error: Error) -> ToolError {
+    if error.code() != ErrorCode::TooLarge {
+        return error.into();
+    }
+    let path = shown(path.as_str());
+    ToolError::from(error).remedy(format!(
+        "find a part of it with `glob`, such as `{path}/a*`, or look at its beginning with `bash`: \
+         ls -U {path} | head"
+    ))
 }
 
 fn join(path: &SandboxPath, below: &str) -> Result<SandboxPath, ToolError> {
@@ -104,11 +127,11 @@ fn told(listing: &Listing) -> String {
             EntryKind::Other => format!("{name}\t(device, fifo or socket)\n"),
         });
     }
-    if listing.truncated {
-        text.push_str("… there are more\n");
+    if let Some(next) = listing.next_offset {
+        text.push_str(&format!("… there are more, from offset {next} on\n"));
     }
     if text.is_empty() {
-        text.push_str("(empty directory)\n");
+        text.push_str(if listing.offset > 0 { "(no more)\n" } else { "(empty directory)\n" });
     }
     listing.unreadable.iter().for_each(|why| text.push_str(&format!("not listed: {why}\n")));
     text

@@ -17,7 +17,7 @@ pub(crate) use edit::{LineEnds, MOST as MOST_EDITED, edit};
 pub(crate) use list::list;
 pub(crate) use read::read;
 
-use crate::approval::Programs;
+use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::WriteFile;
 use crate::place::Place;
 use crate::toolbox::Session;
@@ -44,7 +44,19 @@ pub(crate) async fn approved<'a>(
     paths: &[&SandboxPath],
     call: &Call,
 ) -> Result<&'a dyn Files, ToolError> {
-    let facts = place.facts(tool, Programs::NONE, paths);
+    approved_with(session, place, tool, paths, Vec::new(), call).await
+}
+
+/// The same for a call that writes: what it writes is shown to whoever is asked.
+pub(crate) async fn approved_with<'a>(
+    session: &Session,
+    place: &'a Place,
+    tool: &str,
+    paths: &[&SandboxPath],
+    details: Vec<Detail>,
+    call: &Call,
+) -> Result<&'a dyn Files, ToolError> {
+    let facts = Facts { details, ..place.facts(tool, Programs::NONE, paths) };
     session.pass(place, None, facts, call).await?;
     place.files()
 }
@@ -66,7 +78,9 @@ pub(crate) async fn write(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let files = approved(session, &place, "write_file", &[&args.path], call).await?;
+    let content = vec![Detail::private("content", &args.content)];
+    let paths = [&args.path];
+    let files = approved_with(session, &place, "write_file", &paths, content, call).await?;
     let old = replace::existing(files, &args.path).await?;
     let bytes = args.content.len();
     let (path, mode) = (args.path.clone(), old.unwrap_or(0o644));

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use stockade_core::{ErrorCode, Files, FilesExt, SandboxPath};
 
 use super::change::{Action, Change};
-use super::text::Text;
+use super::text::{Hunk, Text};
 use crate::ToolError;
 use crate::files::{MOST_EDITED, replace};
 use crate::place::Place;
@@ -67,17 +67,16 @@ async fn steps_of(
             Err(ToolError::new(ErrorCode::NotFound, format!("there is no file `{path}`")))
         }
         (Action::Delete { hunks }, Some(before)) => {
-            let mut text = Text::read(&before.content);
-            patched(&path, &mut text, &hunks)?;
-            if !hunks.is_empty() && !text.lines.is_empty() {
+            let deletes = !hunks.is_empty();
+            let text = patched(&path, &before.content, hunks).await?;
+            if deletes && !text.lines.is_empty() {
                 let message = format!("`{path}` holds more than the patch deletes");
                 return Err(ToolError::new(ErrorCode::Invalid, message));
             }
             Ok(vec![Step { path, before: Some(before), after: None }])
         }
         (Action::Update { hunks, to, mode }, Some(before)) => {
-            let mut text = Text::read(&before.content);
-            patched(&path, &mut text, &hunks)?;
+            let text = patched(&path, &before.content, hunks).await?;
             let after = State { content: text.write().into(), mode: mode.unwrap_or(before.mode) };
             let Some(to) = to else {
                 return Ok(vec![Step { path, before: Some(before), after: Some(after) }]);
@@ -98,12 +97,14 @@ fn exists(path: &SandboxPath) -> ToolError {
         .remedy("update it, or delete it in a patch of its own")
 }
 
-fn patched(
-    path: &SandboxPath,
-    text: &mut Text,
-    hunks: &[super::text::Hunk],
-) -> Result<(), ToolError> {
-    text.apply(hunks).map_err(|(line, misfit)| {
+/// Where it holds nobody up: finding the place of a hunk may take a while.
+async fn patched(path: &SandboxPath, old: &Bytes, hunks: Vec<Hunk>) -> Result<Text, ToolError> {
+    let old = old.clone();
+    let applying = tokio::task::spawn_blocking(move || {
+        let mut text = Text::read(&old);
+        text.apply(&hunks).map(|()| text)
+    });
+    applying.await.map_err(|_| interrupted())?.map_err(|(line, misfit)| {
         let message =
             format!("the hunk at line {line} of the patch does not fit `{path}`: {misfit}");
         ToolError::new(ErrorCode::Invalid, message)

@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use stockade_core::SandboxPath;
 
+use crate::approval::Detail;
 use crate::arguments::ApplyPatch;
-use crate::files::approved;
+use crate::files::approved_with;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 use change::{Action, Change};
@@ -31,7 +32,8 @@ pub(crate) async fn apply_patch(
     let changes = parse(&args.patch)?;
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let paths: Vec<&SandboxPath> = changes.iter().flat_map(Change::paths).collect();
-    approved(session, &place, "apply_patch", &paths, call).await?;
+    let patch = vec![Detail::private("patch", &args.patch)];
+    approved_with(session, &place, "apply_patch", &paths, patch, call).await?;
     let report = report(&changes);
     let steps = commit::plan(place.files()?, changes).await?;
     // In a task of its own: a caller who gives up now must not leave half of it.

@@ -205,3 +205,32 @@ proptest! {
         let _ = applied(&lines.join("\n"), &old);
     }
 }
+
+/// Fails if it takes longer than anybody waits; most of these would take years if they were done naively.
+fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    waiting.recv_timeout(std::time::Duration::from_secs(60)).unwrap()
+}
+
+#[test]
+fn a_hunk_of_a_million_lines_is_read_at_once() {
+    let lines = 1_000_000;
+    let diff = format!("--- /dev/null\n+++ b/f\n@@ -0,0 +1,{lines} @@\n{}", "+\n".repeat(lines));
+    assert_eq!(soon(move || applied(&diff, "")).unwrap().len(), lines);
+}
+
+#[test]
+fn lines_that_are_all_alike_do_not_keep_anybody_busy() {
+    let old = "a\n".repeat(1_000_000);
+    let (context, heading) = (" a\n".repeat(300_000), "@@ a\n".repeat(300_000));
+    for patch in [
+        format!("*** Begin Patch\n*** Update File: f\n@@\n{context}-b\n+c\n*** End Patch"),
+        format!("*** Begin Patch\n*** Update File: f\n@@ a\n{context}-b\n*** End Patch"),
+        format!("*** Begin Patch\n*** Update File: f\n{heading}-b\n+c\n*** End Patch"),
+    ] {
+        let old = old.clone();
+        let told = soon(move || applied(&patch, &old)).unwrap_err();
+        assert!(told.contains("takes too long"), "{told}");
+    }
+}

@@ -1,8 +1,13 @@
 //! A file as lines, and the application of hunks to it.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use crate::files::LineEnds;
+
+/// How many lines are compared before it is given up: less than a second's worth. Lines that are all alike could
+/// keep this going for years.
+const MOST_WORK: usize = 20_000_000;
 
 /// How far from the place it names a hunk of a unified diff may be found.
 const FARTHEST: usize = 200;
@@ -57,6 +62,18 @@ pub(super) enum Misfit {
     Ambiguous(Vec<usize>),
     NoHeading(String),
     LastLine,
+    TooMuch,
+}
+
+/// What is left of the work that may be done.
+struct Work(Cell<usize>);
+
+impl Work {
+    fn spend(&self, lines: usize) -> Result<(), Misfit> {
+        let left = self.0.get().checked_sub(lines).ok_or(Misfit::TooMuch)?;
+        self.0.set(left);
+        Ok(())
+    }
 }
 
 impl Text {
@@ -80,11 +97,15 @@ impl Text {
     /// Applies hunks in order. Each is looked for behind the one before.
     pub(super) fn apply(&mut self, hunks: &[Hunk]) -> Result<(), (usize, Misfit)> {
         let ends = LineEnds::of(&self.write());
+        let work = Work(Cell::new(MOST_WORK));
         let (mut from, mut shift) = (0, 0);
         for hunk in hunks {
+            // Putting lines in moves those behind them.
+            work.spend(1 + self.lines.len() / 4).map_err(|misfit| (hunk.line, misfit))?;
             let hunk = hunk.with_ends(ends);
             let old = hunk.old();
-            let at = self.find(&hunk, &old, from, shift).map_err(|misfit| (hunk.line, misfit))?;
+            let found = self.find(&hunk, &old, from, shift, &work);
+            let at = found.map_err(|misfit| (hunk.line, misfit))?;
             self.check_end(&hunk, at + old.len()).map_err(|misfit| (hunk.line, misfit))?;
             let new = hunk.new_lines();
             let reaches_end = at + old.len() == self.lines.len();
@@ -108,36 +129,63 @@ impl Text {
         if speaks && !fits { Err(Misfit::LastLine) } else { Ok(()) }
     }
 
-    fn find(&self, hunk: &Hunk, old: &[&[u8]], from: usize, shift: isize) -> Result<usize, Misfit> {
+    fn find(
+        &self,
+        hunk: &Hunk,
+        old: &[&[u8]],
+        from: usize,
+        shift: isize,
+        work: &Work,
+    ) -> Result<usize, Misfit> {
         match &hunk.place {
-            Place::Near(named) => self.find_near(old, *named, from, shift),
-            Place::After { headings, at_end } => self.find_after(old, headings, *at_end, from),
+            Place::Near(named) => {
+                self.find_near(old, named.saturating_add_signed(shift), from, work)
+            }
+            Place::After { headings, at_end } => {
+                self.find_after(old, headings, *at_end, from, work)
+            }
         }
     }
 
-    fn stands_at(&self, old: &[&[u8]], at: usize) -> bool {
-        let window = self.lines.get(at..at + old.len());
-        window.is_some_and(|lines| lines.iter().zip(old).all(|(line, old)| line == old))
+    fn stands_at(&self, old: &[&[u8]], at: usize, work: &Work) -> Result<bool, Misfit> {
+        let Some(lines) = self.lines.get(at..at + old.len()) else { return Ok(false) };
+        let same = lines.iter().zip(old).take_while(|(line, old)| line == *old).count();
+        work.spend(same + 1)?;
+        Ok(same == old.len())
+    }
+
+    /// Everywhere it stands between two lines, in order.
+    fn stands(
+        &self,
+        old: &[&[u8]],
+        places: impl Iterator<Item = usize>,
+        work: &Work,
+    ) -> Result<Vec<usize>, Misfit> {
+        let mut found = Vec::new();
+        for at in places {
+            if self.stands_at(old, at, work)? {
+                found.push(at);
+            }
+        }
+        Ok(found)
     }
 
     /// At the place that is named, or the nearest one. Two at the same distance are too many.
     fn find_near(
         &self,
         old: &[&[u8]],
-        named: usize,
+        wanted: usize,
         from: usize,
-        shift: isize,
+        work: &Work,
     ) -> Result<usize, Misfit> {
-        let wanted = named.saturating_add_signed(shift);
         if old.is_empty() {
             let fits = wanted >= from && wanted <= self.lines.len();
             return if fits { Ok(wanted) } else { Err(Misfit::NotFound) };
         }
         for distance in 0..=FARTHEST {
             let places = BTreeSet::from([wanted.checked_sub(distance), Some(wanted + distance)]);
-            let found = places.into_iter().flatten().filter(|at| *at >= from);
-            let found: Vec<_> = found.filter(|at| self.stands_at(old, *at)).collect();
-            match found.as_slice() {
+            let places = places.into_iter().flatten().filter(|at| *at >= from);
+            match self.stands(old, places, work)?.as_slice() {
                 [] => {}
                 [at] => return Ok(*at),
                 several => return Err(ambiguous(several)),
@@ -153,8 +201,9 @@ impl Text {
         headings: &[String],
         at_end: bool,
         from: usize,
+        work: &Work,
     ) -> Result<usize, Misfit> {
-        let starts = self.behind(headings, from)?;
+        let starts = self.behind(headings, from, work)?;
         let end = self.lines.len();
         if old.is_empty() {
             return match starts.as_slice() {
@@ -164,14 +213,17 @@ impl Text {
             };
         }
         let last = end.checked_sub(old.len()).ok_or(Misfit::NotFound)?;
-        let first_behind = |start: &usize| (*start..=last).find(|at| self.stands_at(old, *at));
+        let first = starts.first().copied().unwrap_or(from);
         let places: BTreeSet<usize> = if at_end {
-            let fits = starts.iter().any(|start| *start <= last) && self.stands_at(old, last);
+            let fits = first <= last && self.stands_at(old, last, work)?;
             fits.then_some(last).into_iter().collect()
-        } else if headings.is_empty() {
-            (from..=last).filter(|at| self.stands_at(old, *at)).collect()
         } else {
-            starts.iter().filter_map(first_behind).collect()
+            let all = self.stands(old, first..=last, work)?;
+            let next = |start: &usize| all.get(all.partition_point(|at| at < start)).copied();
+            match headings.is_empty() {
+                true => all.into_iter().collect(),
+                false => starts.iter().filter_map(next).collect(),
+            }
         };
         match places.iter().copied().collect::<Vec<_>>().as_slice() {
             [] => Err(Misfit::NotFound),
@@ -181,9 +233,10 @@ impl Text {
     }
 
     /// The lines behind each run of headings.
-    fn behind(&self, headings: &[String], from: usize) -> Result<Vec<usize>, Misfit> {
+    fn behind(&self, headings: &[String], from: usize, work: &Work) -> Result<Vec<usize>, Misfit> {
         let mut starts = vec![from];
         for heading in headings {
+            work.spend(1 + self.lines.len())?;
             let wanted = heading.trim();
             let reads = |at: &usize| trimmed(&self.lines[*at]) == wanted.as_bytes();
             let first = starts.first().copied().unwrap_or(from);
@@ -261,6 +314,7 @@ impl std::fmt::Display for Misfit {
                 write!(f, "no line reads `{}`", heading.escape_debug())
             }
             Self::LastLine => f.write_str("what it says of the last line's end is not so"),
+            Self::TooMuch => f.write_str("looking for its place takes too long"),
         }
     }
 }

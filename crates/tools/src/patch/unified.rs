@@ -163,35 +163,37 @@ impl<'a> Reader<'a> {
         // A hunk that takes nothing away names the line it follows.
         let index = if old == 0 { start } else { start.saturating_sub(1) };
         let mut hunk = Hunk { line, place: Place::Near(index), ..Hunk::default() };
-        while hunk.counts() != (old, new) {
-            self.hunk_line(&mut hunk, (old, new))?;
+        // Counted down, not counted anew for each line: a hunk may have a million of them.
+        let mut due = Due { old, new };
+        while due.any() {
+            self.hunk_line(&mut hunk, &mut due).map_err(|problem| match problem {
+                Problem::Here(problem) => self.fail(problem),
+                Problem::Short => {
+                    self.fail(format!("the hunk ends before its {old} old and {new} new lines"))
+                }
+            })?;
         }
         self.open_end(&mut hunk);
         Ok(hunk)
     }
 
-    fn hunk_line(&mut self, hunk: &mut Hunk, wanted: (usize, usize)) -> Result<(), ToolError> {
-        let short = format!("the hunk ends before its {} old and {} new lines", wanted.0, wanted.1);
-        let Some(line) = self.peek() else {
-            return Err(self.fail(short));
-        };
+    fn hunk_line(&mut self, hunk: &mut Hunk, due: &mut Due) -> Result<(), Problem> {
+        let line = self.peek().ok_or(Problem::Short)?;
         let text = |line: &str| line.as_bytes()[1..].to_vec();
-        match line.as_bytes().first() {
-            Some(b' ') => hunk.lines.push(Line::Keep(text(line))),
-            Some(b'-') => hunk.lines.push(Line::Remove(text(line))),
-            Some(b'+') => hunk.lines.push(Line::Insert(text(line))),
+        let line = match line.as_bytes().first() {
+            Some(b' ') => Line::Keep(text(line)),
+            Some(b'-') => Line::Remove(text(line)),
+            Some(b'+') => Line::Insert(text(line)),
             // An empty line of context whose blank was lost on the way.
-            None => hunk.lines.push(Line::Keep(Vec::new())),
+            None => Line::Keep(Vec::new()),
             Some(b'\\') => {
                 self.open_end(hunk);
                 return Ok(());
             }
-            Some(_) => return Err(self.fail(short)),
-        }
-        let (old, new) = hunk.counts();
-        if old > wanted.0 || new > wanted.1 {
-            return Err(self.fail("the hunk has more lines than its header says"));
-        }
+            Some(_) => return Err(Problem::Short),
+        };
+        due.take(&line).ok_or(Problem::Here("the hunk has more lines than its header says"))?;
+        hunk.lines.push(line);
         self.at += 1;
         Ok(())
     }
@@ -208,6 +210,37 @@ impl<'a> Reader<'a> {
             Some(Line::Insert(_)) => hunk.new_open = true,
             None => {}
         }
+    }
+}
+
+/// The lines of a hunk that are still to come.
+struct Due {
+    old: usize,
+    new: usize,
+}
+
+/// What is wrong with a line of a hunk.
+enum Problem {
+    /// It is not there, or belongs to no hunk.
+    Short,
+    Here(&'static str),
+}
+
+impl Due {
+    fn any(&self) -> bool {
+        self.old > 0 || self.new > 0
+    }
+
+    /// Nothing if there is one too many.
+    fn take(&mut self, line: &Line) -> Option<()> {
+        let (old, new) = match line {
+            Line::Keep(_) => (1, 1),
+            Line::Remove(_) => (1, 0),
+            Line::Insert(_) => (0, 1),
+        };
+        self.old = self.old.checked_sub(old)?;
+        self.new = self.new.checked_sub(new)?;
+        Some(())
     }
 }
 

@@ -190,6 +190,7 @@ impl Place {
             backend: Some(self.backend.clone()),
             boundary: self.boundary,
             widens: false,
+            details: Vec::new(),
         }
     }
 }

@@ -56,6 +56,16 @@ impl Page {
         }
     }
 
+    /// The port, if it is served.
+    pub(super) fn port(&self) -> Option<u16> {
+        let Self::Served(url) = self else { return None };
+        let (scheme, rest) = url.split_once("://")?;
+        let authority = rest.split(['/', '?', '#']).next()?;
+        let usual = if scheme == "https" { 443 } else { 80 };
+        let named = authority.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
+        named.map_or(Some(usual), |(_, port)| port.parse().ok())
+    }
+
     /// The file, if it is one.
     pub(super) const fn path(&self) -> Option<&SandboxPath> {
         match self {
@@ -118,6 +128,20 @@ mod tests {
         ] {
             assert_eq!(Page::parse(url).unwrap(), Page::Served(url.into()));
         }
+    }
+
+    #[test]
+    fn a_page_is_served_at_a_port() {
+        for (url, port) in [
+            ("http://localhost", 80),
+            ("https://localhost/a:1", 443),
+            ("http://127.0.0.1:8000/a?b=c:9", 8000),
+            ("http://[::1]:3000/", 3000),
+            ("http://[::1]/", 80),
+        ] {
+            assert_eq!(Page::parse(url).unwrap().port(), Some(port), "{url}");
+        }
+        assert_eq!(Page::parse("index.html").unwrap().port(), None);
     }
 
     #[test]

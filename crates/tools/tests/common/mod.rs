@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -77,7 +77,12 @@ impl Bench {
     }
 
     pub async fn with(place: Where, change: impl FnOnce(&mut ToolboxOptions)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::on(&std::env::temp_dir(), place, change).await
+    }
+
+    /// On another file system.
+    pub async fn on(base: &Path, place: Where, change: impl FnOnce(&mut ToolboxOptions)) -> Self {
+        let dir = tempfile::tempdir_in(base).unwrap();
         let workspace = dir.path().join("work");
         std::fs::create_dir(&workspace).unwrap();
         let state = dir.path().join("state");

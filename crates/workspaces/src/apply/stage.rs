@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::check::Todo;
 use super::intent::{Act, Action, Identity, Intent, Ledger, Phase, root_of};
 use super::{Trees, recover};
+use crate::attributes;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
 use crate::fault::{Fault, Outcome, Step};
@@ -182,12 +183,24 @@ impl Stage<'_> {
         let made: File = made.step("create", &change.path)?.into();
         content::copy(&source, &made).step("copy", &change.path)?;
         self.give(change, slot);
+        if now.is_some_and(|now| now.kind == NodeKind::File) {
+            self.keep_attributes(change, &made)?;
+        }
+        // After the list of who may, whose mask it sets.
         rustix::fs::fchmod(&made, Mode::from_raw_mode(file_mode(change, now)))
             .step("set the mode of", &change.path)?;
         if self.flush_each {
             made.sync_all().step("write", &change.path)?;
         }
         Ok(())
+    }
+
+    /// What the user noted about a file, and whom they let in, outlasts its content. Nothing else does:
+    /// rights to run with were given to the old one.
+    fn keep_attributes(&self, change: &Change, made: &File) -> Outcome<()> {
+        // What may not be read by this user had its attributes set by another.
+        let Ok(old) = self.trees.target.file(&change.path) else { return Ok(()) };
+        attributes::keep(&old, made).step("keep the attributes of", &change.path)
     }
 
     /// What is replaced stays its owner's, where that can be; what root adds becomes the tree's owner's.

@@ -12,7 +12,7 @@ use super::{Commit, Source};
 use crate::fault::{Outcome, Step};
 use crate::remove::remove;
 
-const DRAFT: &str = "checkout";
+pub(super) const DRAFT: &str = "checkout";
 
 /// The checkout of a commit, made if need be.
 pub(crate) fn checkout(store: &Path, source: &Source, commit: &Commit) -> Outcome<PathBuf> {

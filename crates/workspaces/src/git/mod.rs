@@ -8,6 +8,7 @@
 
 mod checkout;
 mod fetch;
+mod prune;
 mod run;
 mod source;
 
@@ -15,16 +16,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use stockade_core::ErrorCode;
 use stockade_engine::{Directory, Locked, Sharing};
 
 use crate::fault::{Fault, Outcome, Step};
+pub(crate) use prune::prune;
 pub(crate) use source::Source;
 
 /// How long one run of git may take, and how long one waits for another's fetch.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+/// A store may be removed between its making and its lock.
+const ATTEMPTS: usize = 8;
 
 /// What goes wrong with git.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +99,7 @@ pub(crate) fn prepare(stores: &Directory, source: &str, rev: Option<&str>) -> Ou
     checkout::clear_drafts(&store)?;
     let commit = fetch::fetch(&store, &source, rev)?;
     let tree = checkout::checkout(&store, &source, &commit)?;
+    prune::mark(&tree)?;
     let mut metadata = BTreeMap::new();
     metadata.insert("git.remote".to_owned(), source.public.clone());
     metadata.insert("git.commit".to_owned(), commit.id);
@@ -102,13 +107,24 @@ pub(crate) fn prepare(stores: &Directory, source: &str, rev: Option<&str>) -> Ou
     Ok(Checkout { tree, metadata })
 }
 
+/// A store's directory, made if need be. One that was removed while this waited is made anew.
 fn lock(stores: &Directory, key: &str) -> Outcome<Locked> {
     let path = stores.path_of(key);
-    match rustix::fs::mkdirat(stores, key, Mode::from_raw_mode(0o700)) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno).step("make", path.display()),
+    for _ in 0..ATTEMPTS {
+        match rustix::fs::mkdirat(stores, key, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno).step("make", path.display()),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let Ok(dir) = stores.open(key, flags) else { continue };
+        let lock =
+            Locked::within(dir, Sharing::Exclusive, PATIENCE).step("lock", path.display())?;
+        let lock = lock.ok_or_else(|| Fault::Held(path.display().to_string()))?;
+        let mine = rustix::fs::fstat(lock.file()).step("look at", path.display())?.st_ino;
+        let there = rustix::fs::statat(stores, key, AtFlags::SYMLINK_NOFOLLOW);
+        if there.is_ok_and(|there| there.st_ino == mine) {
+            return Ok(lock);
+        }
     }
-    let dir = stores.open(key, OFlags::RDONLY | OFlags::DIRECTORY).step("open", path.display())?;
-    let lock = Locked::within(dir, Sharing::Exclusive, PATIENCE).step("lock", path.display())?;
-    lock.ok_or_else(|| Fault::Held(path.display().to_string()))
+    Err(Fault::Held(path.display().to_string()))
 }

@@ -28,8 +28,12 @@ pub(super) fn sweep(parent: &Path) {
 }
 
 fn is_orphan(group: &DirEntry) -> bool {
-    let maker = group.file_name().to_str().and_then(maker);
-    maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    group.file_name().to_str().is_some_and(is_forsaken)
+}
+
+/// Whether it is a name for something that was made only to see, by somebody who is gone.
+pub(crate) fn is_forsaken(name: &str) -> bool {
+    maker(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 fn is_old(group: &DirEntry) -> bool {

@@ -23,13 +23,22 @@ pub async fn exec(mut session: Session, command: Command, detach: bool) -> Resul
         Ok(started) => started,
         Err(error) => return session.fail(&error).await,
     };
-    let started = Reply::Started { job: execution.job().clone() };
+    let started = started(&execution);
     if detach {
         execution.detach();
         return session.reply(&started).await;
     }
     session.reply(&started).await?;
     stay(&mut session, execution, follower).await
+}
+
+/// What is said about a program before its events.
+pub fn started(program: &Watcher) -> Reply {
+    Reply::Started {
+        job: program.job().clone(),
+        backend: program.backend().clone(),
+        boundary: program.boundary(),
+    }
 }
 
 async fn stay(

@@ -20,7 +20,7 @@ pub async fn logs(
     let Some(watcher) = found else {
         return session.fail(&missing(job.as_ref())).await;
     };
-    session.reply(&Reply::Started { job: watcher.job().clone() }).await?;
+    session.reply(&attach::started(&watcher)).await?;
     let mut output = watcher.subscribe();
     let Session { reader, writer, .. } = &mut session;
     tokio::select! {

@@ -11,6 +11,7 @@ fn facts(line: &str, boundary: Boundary) -> Facts {
         backend: None,
         boundary,
         widens: false,
+        details: Vec::new(),
     }
 }
 
@@ -107,4 +108,23 @@ fn an_unknown_condition_is_refused_by_name() {
     let json = r#"{"rules": [{"verdict": "allow", "match": {"program": "git"}}]}"#;
     let error = serde_json::from_str::<ApprovalConfig>(json).unwrap_err();
     assert!(error.to_string().contains("program"), "{error}");
+}
+
+#[test]
+fn what_may_start_a_denied_program_is_asked_about() {
+    let config = rules(serde_json::json!([
+        { "verdict": "deny", "match": { "programs": ["rm"] } },
+        { "verdict": "allow" },
+    ]));
+    for line in [
+        "python3.11 -c x",
+        "perl5.36 -e x",
+        "/lib64/ld-linux-x86-64.so.2 /bin/rm x",
+        "jobs -x rm x",
+        "prlimit rm x",
+        "toybox rm x",
+    ] {
+        assert_eq!(verdict(&config, line), Verdict::Ask, "{line}");
+    }
+    assert_eq!(verdict(&config, "git status"), Verdict::Allow);
 }

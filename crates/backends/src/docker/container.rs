@@ -1,0 +1,218 @@
+//! One container: made, attached to, started, found again and removed.
+
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::Docker as Api;
+use bollard::container::{AttachContainerResults, LogOutput};
+use bollard::models::ContainerCreateBody;
+use bollard::query_parameters::{
+    AttachContainerOptions, CreateContainerOptions, InspectContainerOptions,
+    RemoveContainerOptions, StartContainerOptions,
+};
+use futures_util::StreamExt;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use stockade_agent::client::AgentClient;
+use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
+use tokio::io::AsyncWrite;
+use tokio_util::io::StreamReader;
+
+use super::socket::{is_missing, is_underway};
+use super::{NAME, failed, plan};
+use crate::linux::cgroup::Group;
+use crate::linux::find;
+use crate::linux::hold::Hold;
+use crate::linux::running::{self, Built, Ending, Running, left_behind};
+use crate::linux::site::DEADLINE;
+
+/// How often the engine is asked whether a container is gone.
+const POLL: Duration = Duration::from_millis(20);
+
+#[derive(Clone)]
+pub(super) struct Container {
+    api: Api,
+    name: String,
+}
+
+/// Both directions of the agent's pipe.
+pub(super) struct Pipe(AttachContainerResults);
+
+/// A container that runs: its first process, as the host sees it.
+pub(super) struct Started {
+    pid: i32,
+    pidfd: OwnedFd,
+    name: String,
+}
+
+impl Container {
+    pub(super) async fn create(
+        api: &Api,
+        id: &SandboxId,
+        body: ContainerCreateBody,
+    ) -> Result<Self> {
+        let name = plan::name(id);
+        let options = CreateContainerOptions { name: Some(name.clone()), ..Default::default() };
+        let made = api.create_container(Some(options), body).await;
+        made.map_err(|error| failed("create", &error))?;
+        Ok(Self { api: api.clone(), name })
+    }
+
+    /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
+    pub(super) async fn start(&self) -> Result<(Pipe, Started)> {
+        let told = |error| failed("create", &error);
+        let options = AttachContainerOptions {
+            stream: true,
+            stdin: true,
+            stdout: true,
+            ..AttachContainerOptions::default()
+        };
+        let pipe = self.api.attach_container(&self.name, Some(options)).await.map_err(told)?;
+        let started = self.api.start_container(&self.name, None::<StartContainerOptions>).await;
+        started.map_err(told)?;
+        Ok((Pipe(pipe), self.started().await?))
+    }
+
+    async fn started(&self) -> Result<Started> {
+        let found = self.api.inspect_container(&self.name, None::<InspectContainerOptions>).await;
+        let state = found.map_err(|error| failed("create", &error))?.state;
+        let pid = state.and_then(|state| state.pid).and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.filter(|pid| *pid > 0).ok_or_else(ended_at_once)?;
+        let pidfd = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
+        let pidfd = pidfd.ok_or_else(ended_at_once)?;
+        let pidfd = pidfd.map_err(|errno| ended_at_once().source(std::io::Error::from(errno)))?;
+        Ok(Started { pid, pidfd, name: self.name.clone() })
+    }
+
+    pub(super) async fn pause(&self) -> Result<()> {
+        let asked = self.api.pause_container(&self.name).await;
+        self.settled("pause", asked, true).await
+    }
+
+    pub(super) async fn resume(&self) -> Result<()> {
+        let asked = self.api.unpause_container(&self.name).await;
+        self.settled("resume", asked, false).await
+    }
+
+    /// An engine refuses to do what is done already: then that is all that was wanted.
+    async fn settled(
+        &self,
+        what: &'static str,
+        asked: Result<(), bollard::errors::Error>,
+        paused: bool,
+    ) -> Result<()> {
+        let Err(error) = asked else { return Ok(()) };
+        let found = self.api.inspect_container(&self.name, None::<InspectContainerOptions>).await;
+        let state = found.ok().and_then(|found| found.state).and_then(|state| state.paused);
+        if state == Some(paused) { Ok(()) } else { Err(failed(what, &error)) }
+    }
+}
+
+fn ended_at_once() -> Error {
+    Error::new(ErrorCode::WallMissing, "create", "the container ended before its agent spoke")
+        .backend(NAME)
+        .remedy("see the engine's own log; the agent needs a 64-bit x86 Linux kernel")
+}
+
+impl Pipe {
+    /// Waits for the agent's first word.
+    pub(super) async fn connect(self) -> Result<AgentClient> {
+        let AttachContainerResults { output, input } = self.0;
+        // The agent writes nothing to its standard error; what the engine says there is not its pipe.
+        let pieces = output.filter_map(|piece| async {
+            match piece {
+                Ok(LogOutput::StdOut { message } | LogOutput::Console { message }) => {
+                    Some(Ok(message))
+                }
+                Ok(LogOutput::StdErr { .. } | LogOutput::StdIn { .. }) => None,
+                Err(error) => Some(Err(std::io::Error::other(error))),
+            }
+        });
+        let input: Pin<Box<dyn AsyncWrite + Send>> = input;
+        AgentClient::connect_halves(StreamReader::new(Box::pin(pieces)), input, DEADLINE).await
+    }
+}
+
+impl Started {
+    /// The sandbox as the host sees it, to be held to its limits.
+    pub(super) fn running(
+        self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        held: Option<Hold>,
+        api: &Api,
+    ) -> Arc<Running> {
+        let Self { pid, pidfd, name } = self;
+        let (api, runtime) = (api.clone(), tokio::runtime::Handle::current());
+        let kill = move || {
+            let (api, name) = (api.clone(), name.clone());
+            runtime.spawn(async move { kill(&api, &name).await });
+        };
+        let built = Built {
+            backend: NAME,
+            last: (pid, pidfd),
+            ending: Ending::Asked(Box::new(kill)),
+            group: Group::of(pid),
+            written: Vec::new(),
+            held,
+        };
+        Arc::new(Running::new(id.clone(), built, admitted))
+    }
+}
+
+async fn kill(api: &Api, name: &str) {
+    let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
+    // Whoever destroys it next is told if it is still there.
+    let _ = api.remove_container(name, Some(options)).await;
+}
+
+/// Removes a container, running or not, and waits until the engine has forgotten it.
+pub(super) async fn remove(api: &Api, id: &SandboxId) -> Result<()> {
+    let name = plan::name(id);
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    loop {
+        let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
+        let error = match api.remove_container(&name, Some(options)).await {
+            Ok(()) => continue,
+            Err(error) if is_missing(&error) => return Ok(()),
+            Err(error) => error,
+        };
+        // Ending by itself and being removed may meet: the engine then says that it is at it.
+        if !is_underway(&error) && !is_busy(&error) {
+            return Err(failed("destroy", &error));
+        }
+        if tokio::time::Instant::now() > deadline {
+            return Err(left_behind(&NAME, id, "the engine does not remove its container"));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Whether the engine was in the middle of something with this container.
+fn is_busy(error: &bollard::errors::Error) -> bool {
+    matches!(error, bollard::errors::Error::DockerResponseServerError { status_code: 500, .. })
+}
+
+/// Waits until its first process has ended: with it, everything in it.
+pub(super) async fn ended(running: &Running) -> Result<()> {
+    let waited = tokio::time::timeout(DEADLINE, running::ended(&running.pidfd)).await;
+    let left = |what| left_behind(&NAME, &running.id, what);
+    waited
+        .map_err(|_| left("its last process does not end"))?
+        .map_err(|error| left("its end cannot be watched").source(error))
+}
+
+/// Waits until the engine's own helpers for this container are gone, which some leave running a little
+/// longer. They have its name among their arguments.
+pub(super) async fn attended_no_more(id: &SandboxId) -> Result<()> {
+    let name = plan::name(id);
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    while find::has_argument(&name) {
+        if tokio::time::Instant::now() > deadline {
+            return Err(left_behind(&NAME, id, "the engine's helper for it does not end"));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}

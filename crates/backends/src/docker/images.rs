@@ -1,0 +1,211 @@
+//! Images: the engine's own by name, and those made from what lies on this host, which are made once
+//! and kept under a name that tells their content.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bollard::query_parameters::{CreateImageOptions, ImportImageOptions, TagImageOptions};
+use bollard::{Docker as Api, body_try_stream};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use stockade_core::{
+    Admitted, Error, ErrorCode, HostPath, Image as Wanted, ImageName, Result, User,
+};
+use stockade_launcher::{Made, host_root};
+
+use super::socket::{Engine, is_missing, words};
+use super::{NAME, Progress, failed, plan, tree};
+
+/// Nothing at all from the engine for this long: it will not come.
+const STALLED: Duration = Duration::from_secs(120);
+
+/// Where images made of this host's files are kept.
+const KEPT: &str = "localhost/stockade";
+
+/// An image that the engine has.
+pub(super) struct Image {
+    pub name: String,
+    /// Directories of the host that are mounted read-only where they are.
+    pub shown: Vec<PathBuf>,
+}
+
+/// Sees to it that the engine has the image.
+pub(super) async fn ready(
+    engine: &Engine,
+    admitted: &Admitted,
+    progress: &Progress,
+) -> Result<Image> {
+    let spec = admitted.spec();
+    match &spec.image {
+        Wanted::Host => host(&engine.api, plan::user(spec, engine)?).await,
+        Wanted::Directory(path) => directory(&engine.api, path).await.map(alone),
+        Wanted::Oci(path) => archive(&engine.api, path).await.map(alone),
+        Wanted::Named(name) => named(&engine.api, name, progress).await.map(alone),
+        // Not admitted on this backend.
+        Wanted::Wasm(path) => Err(unusable(path, "is not an image for an engine")),
+    }
+}
+
+fn alone(name: String) -> Image {
+    Image { name, shown: Vec::new() }
+}
+
+/// The host's own programs: an image of the small files and links, and mounts of the directories.
+async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
+    let pieces = host_root(uid, gid);
+    let shown = pieces.iter().filter_map(|piece| match &piece.made {
+        Made::Mount(source) => Some(source.clone()),
+        Made::Link(_) | Made::File(_) => None,
+    });
+    let shown = shown.collect();
+    let archive = tree::of_pieces(&pieces).map_err(|error| not_packed("host", error))?;
+    let name = format!("{KEPT}/host:{}", tree::hash(&archive));
+    if !has(api, &name).await? {
+        import(api, &name, stream::iter([Ok(archive.into())])).await?;
+    }
+    Ok(Image { name, shown })
+}
+
+async fn directory(api: &Api, path: &HostPath) -> Result<String> {
+    let root = path.as_path().to_owned();
+    let key = tokio::task::spawn_blocking(move || tree::fingerprint(&root)).await;
+    let key = key.map_err(std::io::Error::other).and_then(|key| key);
+    let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
+    let name = format!("{KEPT}/directory:{key}");
+    if !has(api, &name).await? {
+        import(api, &name, tree::stream(path.as_path().to_owned())).await?;
+    }
+    Ok(name)
+}
+
+/// An archive as `docker save` or `podman save` writes it.
+async fn archive(api: &Api, path: &HostPath) -> Result<String> {
+    let key = tree::version(path.as_path());
+    let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
+    let (repo, name) = (format!("{KEPT}/archive"), format!("{KEPT}/archive:{key}"));
+    if has(api, &name).await? {
+        return Ok(name);
+    }
+    let bytes = tree::file(path.as_path().to_owned());
+    let loaded = api.import_image(ImportImageOptions::default(), body_try_stream(bytes), None);
+    let said = drain(loaded, |info| info.stream.or(info.status)).await.map_err(|why| {
+        unusable(path, &format!("is not an archive that the engine can load: {why}"))
+    })?;
+    let image = loaded_name(&said)
+        .ok_or_else(|| unusable(path, "holds no image that the engine could load"))?;
+    let options = TagImageOptions { repo: Some(repo), tag: Some(key) };
+    api.tag_image(&image, Some(options)).await.map_err(|error| failed("create", &error))?;
+    Ok(name)
+}
+
+/// What an engine says when it has loaded something.
+fn loaded_name(said: &[String]) -> Option<String> {
+    let names = said.iter().filter_map(|line| {
+        let (_, rest) = line.trim().split_once("Loaded image")?;
+        let (_, name) = rest.split_once(": ")?;
+        name.split(',').next()
+    });
+    names.map(|name| name.trim().to_owned()).next_back()
+}
+
+async fn named(api: &Api, name: &ImageName, progress: &Progress) -> Result<String> {
+    if has(api, name.as_str()).await? {
+        return Ok(name.to_string());
+    }
+    let tagged = name.as_str().rsplit('/').next().is_some_and(|last| last.contains([':', '@']));
+    let options = CreateImageOptions {
+        from_image: Some(name.to_string()),
+        // Without a tag an engine would fetch all there are.
+        tag: (!tagged).then(|| "latest".to_owned()),
+        ..CreateImageOptions::default()
+    };
+    progress(&format!("fetching the image {name}"));
+    let pulled = drain(api.create_image(Some(options), None, None), |info| {
+        let line = [info.id, info.status].into_iter().flatten().collect::<Vec<_>>().join(" ");
+        progress(&line);
+        None
+    });
+    pulled.await.map_err(|why| not_to_be_had(name, &why))?;
+    Ok(name.to_string())
+}
+
+async fn has(api: &Api, name: &str) -> Result<bool> {
+    match api.inspect_image(name).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(failed("create", &error)),
+    }
+}
+
+/// Makes an image of a root's archive.
+async fn import(
+    api: &Api,
+    name: &str,
+    archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
+) -> Result<()> {
+    let options = CreateImageOptions {
+        from_src: Some("-".into()),
+        // With its tag: not every engine reads that where it should be.
+        repo: Some(name.into()),
+        ..CreateImageOptions::default()
+    };
+    let made =
+        drain(api.create_image(Some(options), Some(body_try_stream(archive)), None), |_| None)
+            .await;
+    made.map(drop).map_err(|why| {
+        Error::new(ErrorCode::Unavailable, "create", format!("no image could be made: {why}"))
+            .backend(NAME)
+            .remedy("see the engine's log, and whether its disk is full")
+    })
+}
+
+/// Reads an engine's answer to its end, with what is worth keeping of each line.
+async fn drain<T>(
+    answer: impl Stream<Item = Result<T, bollard::errors::Error>>,
+    mut keep: impl FnMut(T) -> Option<String>,
+) -> Result<Vec<String>, String> {
+    tokio::pin!(answer);
+    let mut kept = Vec::new();
+    loop {
+        match tokio::time::timeout(STALLED, answer.next()).await {
+            Err(_) => return Err(format!("nothing came for {} s", STALLED.as_secs())),
+            Ok(None) => return Ok(kept),
+            Ok(Some(Err(error))) => return Err(words(&error)),
+            Ok(Some(Ok(line))) => kept.extend(keep(line)),
+        }
+    }
+}
+
+fn not_to_be_had(name: &ImageName, why: &str) -> Error {
+    let message = format!("image: `{name}` is not there and cannot be fetched: {why}");
+    Error::new(ErrorCode::NotFound, "create", message).backend(NAME).remedy(format!(
+        "correct the name, or give the engine the image: `docker pull {name}`, `docker load`"
+    ))
+}
+
+fn not_packed(what: &str, error: std::io::Error) -> Error {
+    let message = format!("image: the {what} root cannot be packed");
+    Error::new(ErrorCode::System, "create", message).backend(NAME).source(error)
+}
+
+fn unusable(path: &HostPath, what: &str) -> Error {
+    Error::new(ErrorCode::Invalid, "create", format!("image: `{path}` {what}"))
+        .backend(NAME)
+        .remedy("give a directory that holds a root, or an archive of `docker save`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_what_was_loaded_is_found_in_both_engines_words() {
+        let docker = ["Loaded image: a/b:1\n".to_owned()];
+        let by_id = ["Loaded image ID: sha256:0f\n".to_owned()];
+        let podman = ["Loaded image(s): localhost/a:1,localhost/b:2".to_owned()];
+        assert_eq!(loaded_name(&docker).as_deref(), Some("a/b:1"));
+        assert_eq!(loaded_name(&by_id).as_deref(), Some("sha256:0f"));
+        assert_eq!(loaded_name(&podman).as_deref(), Some("localhost/a:1"));
+        assert_eq!(loaded_name(&["nothing".to_owned()]), None);
+    }
+}

@@ -1,0 +1,254 @@
+//! From an admitted spec to the container that is asked for. Everything that the engine would leave
+//! open is said outright: what it does by default differs from one to the next.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use bollard::models::{
+    ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountBindOptions, MountType,
+    ResourcesUlimits,
+};
+use stockade_core::{
+    Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Network, Result, SandboxId, SandboxSpec,
+    User, WORKSPACE_ROOT, Workspace,
+};
+use stockade_launcher::{HOME, PRIVATE, Rlimits};
+
+use super::images::Image;
+use super::socket::Engine;
+use super::{NAME, agent};
+use crate::linux::limits::per_process;
+
+/// Whom commands run as where no workspace says whose it is.
+const SOMEBODY: User = User { uid: 1000, gid: 1000 };
+/// Whom a rootless engine's own user is inside.
+const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
+/// The most that private places may hold, whatever the disk limit.
+const MOST_SCRATCH: u64 = 1 << 30;
+/// The agent and the keeper of an execution: not the guest's.
+const OWN_PROCESSES: u64 = 2;
+
+/// More processes than any user has, and no more than any engine may set.
+const MANY_PROCESSES: u64 = 32_768;
+
+/// The label with the sandbox's id.
+pub(super) const SANDBOX: &str = "stockade.sandbox";
+/// The label with the host's user whose sandbox it is.
+pub(super) const OWNER: &str = "stockade.owner";
+/// The label with the tenant.
+const TENANT: &str = "stockade.tenant";
+/// The label with the engine's process.
+const ENGINE: &str = "stockade.engine";
+
+/// What the container of a sandbox is called.
+pub(super) fn name(id: &SandboxId) -> String {
+    format!("stockade-{id}")
+}
+
+/// This user, as a label's value.
+pub(super) fn owner() -> String {
+    rustix::process::geteuid().as_raw().to_string()
+}
+
+pub(super) fn body(
+    id: &SandboxId,
+    admitted: &Admitted,
+    engine: &Engine,
+    image: &Image,
+) -> Result<ContainerCreateBody> {
+    let spec = admitted.spec();
+    let user = user(spec, engine)?;
+    let agent = ["0,1", WORKSPACE_ROOT, id.as_str()].map(str::to_owned);
+    Ok(ContainerCreateBody {
+        hostname: Some("sandbox".into()),
+        user: Some(user.to_string()),
+        attach_stdin: Some(true),
+        attach_stdout: Some(true),
+        attach_stderr: Some(false),
+        open_stdin: Some(true),
+        // With its last reader and writer gone, the agent's input ends, and everything with it.
+        stdin_once: Some(true),
+        tty: Some(false),
+        env: Some(Vec::new()),
+        entrypoint: Some(vec![agent::INSIDE.into()]),
+        cmd: Some(agent.into()),
+        image: Some(image.name.clone()),
+        working_dir: Some("/".into()),
+        network_disabled: Some(true),
+        labels: Some(labels(id, spec)),
+        host_config: Some(host_config(admitted, engine, image, user)?),
+        ..ContainerCreateBody::default()
+    })
+}
+
+fn labels(id: &SandboxId, spec: &SandboxSpec) -> HashMap<String, String> {
+    let label = |name: &str, value: String| (name.to_owned(), value);
+    HashMap::from([
+        label(SANDBOX, id.to_string()),
+        label(OWNER, owner()),
+        label(TENANT, spec.tenant.to_string()),
+        label(ENGINE, std::process::id().to_string()),
+    ])
+}
+
+fn host_config(
+    admitted: &Admitted,
+    engine: &Engine,
+    image: &Image,
+    user: User,
+) -> Result<HostConfig> {
+    let (spec, limits) = (admitted.spec(), admitted.limits());
+    let memory = limits.memory.map(|memory| number(memory.0));
+    Ok(HostConfig {
+        auto_remove: Some(true),
+        network_mode: Some(network(&spec.network).into()),
+        readonly_rootfs: Some(true),
+        cap_drop: Some(vec!["ALL".into()]),
+        security_opt: Some(vec!["no-new-privileges".into()]),
+        privileged: Some(false),
+        ipc_mode: Some("private".into()),
+        log_config: Some(HostConfigLogConfig { typ: Some("none".into()), config: None }),
+        runtime: engine.runtime.clone(),
+        init: Some(false),
+        memory: memory.filter(|_| engine.limits.memory),
+        // Memory and swap together: without it the limit would only move the excess to the disk.
+        memory_swap: memory.filter(|_| engine.limits.memory),
+        pids_limit: limits
+            .processes
+            .filter(|_| engine.limits.processes)
+            .map(|most| number(u64::from(most) + OWN_PROCESSES)),
+        nano_cpus: limits
+            .cpu_rate
+            .filter(|_| engine.limits.cpu)
+            .map(|rate| i64::from(rate.0) * 1_000_000),
+        ulimits: Some(ulimits(&per_process(limits, engine.limits.memory))),
+        mounts: Some(mounts(spec, image)?),
+        tmpfs: Some(private(spec, limits, user, engine)),
+        ..HostConfig::default()
+    })
+}
+
+fn network(network: &Network) -> &'static str {
+    match network {
+        // Egress is not admitted on this backend; loopback is there in any case, and its own.
+        Network::None | Network::Loopback | Network::Egress(_) => "none",
+    }
+}
+
+fn ulimits(limits: &Rlimits) -> Vec<ResourcesUlimits> {
+    let limit = |name: &str, most: Option<u64>| {
+        let most = number(most?);
+        Some(ResourcesUlimits { name: Some(name.into()), soft: Some(most), hard: Some(most) })
+    };
+    let set = [
+        limit("nofile", limits.nofile),
+        limit("fsize", limits.fsize),
+        limit("data", limits.data),
+        limit("core", Some(limits.core.unwrap_or(0))),
+        // No limit of ours: some engines have a default of their own, which they may not be able to set.
+        limit("nproc", Some(MANY_PROCESSES)),
+    ];
+    set.into_iter().flatten().collect()
+}
+
+fn number(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Private writable places, each of its own size; in memory, and gone with the container.
+fn private(
+    spec: &SandboxSpec,
+    limits: &EffectiveLimits,
+    user: User,
+    engine: &Engine,
+) -> HashMap<String, String> {
+    let size = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
+    let User { uid, gid } = user;
+    let options = |mode: u32, owned: bool| {
+        let (mode, owner) = match (owned, engine.owned_memory) {
+            (true, true) => (mode, format!(",uid={uid},gid={gid}")),
+            // Root's then, and open to the one user that there is.
+            (true, false) => (0o1777, String::new()),
+            (false, _) => (mode, String::new()),
+        };
+        format!("rw,exec,nosuid,nodev,size={size},mode={mode:o}{owner}")
+    };
+    let mut places: HashMap<_, _> = PRIVATE
+        .iter()
+        .map(|(path, mode)| ((*path).to_owned(), options(*mode, matches!(*path, HOME | "/run"))))
+        .collect();
+    if spec.workspace == Workspace::Ephemeral {
+        let mode = if spec.read_only { "ro" } else { "rw" };
+        let made = options(0o755, true).replacen("rw", mode, 1);
+        places.insert(WORKSPACE_ROOT.into(), made);
+    }
+    places
+}
+
+fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
+    let mut mounts = vec![bind(&agent::outside()?, agent::INSIDE, true)?];
+    for directory in &image.shown {
+        mounts.push(bind(directory, &directory.to_string_lossy(), true)?);
+    }
+    if let Workspace::Local(path) = &spec.workspace {
+        let path = resolve("workspace", path)?;
+        if !path.is_dir() {
+            return Err(unusable("workspace", &path, "is not a directory"));
+        }
+        mounts.push(bind(&path, WORKSPACE_ROOT, spec.read_only)?);
+    }
+    for mount in &spec.mounts {
+        let source = resolve("mounts", &mount.source)?;
+        mounts.push(bind(&source, mount.target.as_str(), mount.read_only)?);
+    }
+    Ok(mounts)
+}
+
+fn bind(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
+    let text = source.to_str().ok_or_else(|| unusable("mounts", source, "is not valid UTF-8"))?;
+    Ok(Mount {
+        target: Some(target.into()),
+        source: Some(text.into()),
+        typ: Some(MountType::BIND),
+        read_only: Some(read_only),
+        // What is mounted below it on the host stays there: it could be writable.
+        bind_options: Some(MountBindOptions {
+            non_recursive: Some(true),
+            ..MountBindOptions::default()
+        }),
+        ..Mount::default()
+    })
+}
+
+/// Whom everything in the sandbox runs as: whom the caller chose, or whose files it works on. A
+/// container has no way to show files as anybody else's.
+pub(super) fn user(spec: &SandboxSpec, engine: &Engine) -> Result<User> {
+    if let Some(chosen) = spec.user {
+        return Ok(chosen);
+    }
+    if engine.rootless {
+        return Ok(ROOTLESS_SELF);
+    }
+    match &spec.workspace {
+        Workspace::Local(path) => {
+            let path = resolve("workspace", path)?;
+            let found = std::fs::metadata(&path)
+                .map_err(|error| unusable("workspace", &path, "cannot be used").source(error))?;
+            Ok(User { uid: found.uid(), gid: found.gid() })
+        }
+        Workspace::Overlay(_) | Workspace::Ephemeral => Ok(SOMEBODY),
+    }
+}
+
+fn resolve(field: &'static str, path: &HostPath) -> Result<std::path::PathBuf> {
+    std::fs::canonicalize(path.as_path())
+        .map_err(|error| unusable(field, path.as_path(), "cannot be used").source(error))
+}
+
+fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
+    let message = format!("{field}: `{}` {what}", path.display());
+    Error::new(ErrorCode::Invalid, "create", message)
+        .backend(NAME)
+        .remedy("name a directory that exists and that you may read")
+}

@@ -1,0 +1,52 @@
+//! A sandbox in a container: the agent's client, with the host's counters behind it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Command, EffectiveLimits, EnvName, Files, Process, Result, Sandbox, SandboxId, User,
+};
+use stockade_launcher::HOME;
+
+use super::container::Container;
+use crate::linux::running::Running;
+use crate::linux::watch::{Watched, held};
+
+pub(super) struct DockerSandbox {
+    pub running: Arc<Running>,
+    pub client: AgentClient,
+    /// Whom everything in it runs as.
+    pub user: User,
+    pub container: Container,
+}
+
+#[async_trait]
+impl Sandbox for DockerSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.running.id
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        let mut command = command.clone();
+        if let Ok(name) = "HOME".parse::<EnvName>() {
+            command.env.entry(name).or_insert_with(|| HOME.into());
+        }
+        command.user = command.user.filter(|user| *user != self.user);
+        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
+        let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
+        Ok(Process { events, control })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        Ok(self.client.files())
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.container.pause().await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.container.resume().await
+    }
+}

@@ -1,0 +1,173 @@
+//! Finding the engine's socket, and telling what went wrong behind it. Unix sockets only: an engine on
+//! another machine does not see this one's files.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bollard::Docker as Api;
+use bollard::errors::Error as ApiError;
+use stockade_core::{Error, ErrorCode, Result};
+
+use super::NAME;
+
+/// How long the engine may take for an answer that is not about images.
+const PATIENCE: u64 = 60;
+/// How long it may take to say who it is.
+const GREETING: Duration = Duration::from_secs(15);
+
+const START: &str = "install `docker.io` or `podman` and start it, and see that you may use its \
+                     socket; DOCKER_HOST=unix://… names another one";
+
+/// Which engine, and how it builds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Its socket. Absent: DOCKER_HOST, or the usual places.
+    pub socket: Option<PathBuf>,
+    /// The runtime that is registered there under this name, such as `runsc`. Absent: its default.
+    pub runtime: Option<String>,
+}
+
+/// The engine behind a socket.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub api: Api,
+    pub socket: PathBuf,
+    /// Whether it runs as an ordinary user, whose containers have that user as their root.
+    pub rootless: bool,
+    /// Whether a place in memory can belong to somebody else than root.
+    pub owned_memory: bool,
+    /// Whether it filters system calls.
+    pub seccomp: bool,
+    pub runtime: Option<String>,
+    /// The limits that it says it can set.
+    pub limits: Limits,
+}
+
+/// The limits that an engine says it can set.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub memory: bool,
+    pub processes: bool,
+    pub cpu: bool,
+}
+
+impl Options {
+    /// The socket that is used: the one that is named, or the first that is there.
+    pub(super) fn socket(&self) -> Result<PathBuf> {
+        if let Some(named) = &self.socket {
+            return Ok(named.clone());
+        }
+        if let Some(host) = std::env::var_os("DOCKER_HOST").filter(|host| !host.is_empty()) {
+            let host = host.to_string_lossy().into_owned();
+            return host.strip_prefix("unix://").map(PathBuf::from).ok_or_else(|| elsewhere(&host));
+        }
+        let found = usual().into_iter().find(|path| path.exists());
+        found.ok_or_else(|| unavailable("no engine's socket is there").remedy(START))
+    }
+
+    /// Changes when the engine was started anew.
+    pub(super) fn fingerprint(&self) -> Option<String> {
+        let socket = self.socket().ok()?;
+        let found = std::fs::metadata(&socket).ok()?;
+        let runtime = self.runtime.as_deref().unwrap_or_default();
+        let (inode, at) = (found.ino(), found.ctime_nsec());
+        Some(format!("{} {inode} {} {at} {runtime}", socket.display(), found.ctime()))
+    }
+}
+
+fn usual() -> Vec<PathBuf> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let own = own.iter().flat_map(|dir| [dir.join("docker.sock"), dir.join("podman/podman.sock")]);
+    let system = ["/run/docker.sock", "/run/podman/podman.sock"].map(PathBuf::from);
+    // A socket that this user may not use is as good as none.
+    own.chain(system).filter(|path| may_use(path)).collect()
+}
+
+fn may_use(path: &Path) -> bool {
+    use rustix::fs::{Access, access};
+    access(path, Access::WRITE_OK).is_ok()
+}
+
+impl Engine {
+    pub(super) async fn connect(options: &Options) -> Result<Self> {
+        let socket = options.socket()?;
+        let path = socket.to_string_lossy();
+        let api = Api::connect_with_unix(&path, PATIENCE, bollard::API_DEFAULT_VERSION)
+            .map_err(|error| unreachable(&path, &error))?;
+        let greeted = tokio::time::timeout(GREETING, greet(api, socket.clone(), options)).await;
+        greeted
+            .map_err(|_| unavailable("it does not answer").remedy("see why the engine hangs"))?
+            .map_err(|error| unreachable(&path, &error))
+    }
+}
+
+async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, ApiError> {
+    let api = api.negotiate_version().await?;
+    let (version, info) = (api.version().await?, api.info().await?);
+    let parts = version.components.unwrap_or_default();
+    let podman = parts.iter().any(|part| part.name.contains("Podman"));
+    let security = info.security_options.unwrap_or_default();
+    let has = |name: &str| security.iter().any(|option| option.contains(name));
+    Ok(Engine {
+        rootless: has("rootless"),
+        owned_memory: !podman,
+        seccomp: has("seccomp"),
+        runtime: options.runtime.clone(),
+        limits: Limits {
+            memory: info.memory_limit.unwrap_or(false),
+            processes: info.pids_limit.unwrap_or(false),
+            cpu: info.cpu_cfs_quota.unwrap_or(false),
+        },
+        api,
+        socket,
+    })
+}
+
+fn unavailable(message: impl Into<String>) -> Error {
+    Error::new(ErrorCode::Unavailable, "connect", message.into()).backend(NAME)
+}
+
+fn unreachable(path: &str, error: &ApiError) -> Error {
+    unavailable(format!("the engine at `{path}` cannot be reached: {}", words(error))).remedy(START)
+}
+
+fn elsewhere(host: &str) -> Error {
+    unavailable(format!(
+        "DOCKER_HOST is `{host}`: an engine elsewhere does not see this host's files"
+    ))
+    .remedy("set DOCKER_HOST=unix://…, or use the ssh backend for another machine")
+}
+
+/// What the engine said, in one line.
+pub(super) fn words(error: &ApiError) -> String {
+    let text = if let ApiError::DockerResponseServerError { message, .. } = error {
+        message.clone()
+    } else {
+        let source = std::error::Error::source(error);
+        source.map_or(error.to_string(), |source| format!("{error}: {source}"))
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether it is that there is no such thing.
+pub(super) fn is_missing(error: &ApiError) -> bool {
+    matches!(error, ApiError::DockerResponseServerError { status_code: 404, .. })
+}
+
+/// Whether somebody else is at it already.
+pub(super) fn is_underway(error: &ApiError) -> bool {
+    matches!(error, ApiError::DockerResponseServerError { status_code: 409, .. })
+}
+
+/// The engine refused, or went away.
+pub(super) fn told(what: &'static str, error: &ApiError) -> Error {
+    let refused = matches!(error, ApiError::DockerResponseServerError { .. });
+    let (code, remedy) = match refused {
+        true => (ErrorCode::WallMissing, "see the engine's own log"),
+        false => (ErrorCode::Unavailable, "see whether the engine still runs, and try again"),
+    };
+    Error::new(code, what, format!("the engine failed: {}", words(error)))
+        .backend(NAME)
+        .remedy(remedy)
+}

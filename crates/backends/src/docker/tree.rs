@@ -1,0 +1,165 @@
+//! Files of this host as the archives that an engine makes images of, and what tells one from another.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use sha2::{Digest as _, Sha256};
+use stockade_launcher::{Made, Piece};
+use tokio::sync::mpsc;
+
+/// What an image's own root must not decide: these are the container's.
+const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
+/// How much is packed at once, and how much of that may wait.
+const PIECE: usize = 1 << 18;
+const WAITING: usize = 4;
+
+/// A short name for these bytes.
+pub(super) fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A root of links, small files and mount points. The same pieces always give the same bytes.
+pub(super) fn of_pieces(pieces: &[Piece]) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for Piece { target, made } in pieces {
+        let target = target.strip_prefix("/").unwrap_or(target);
+        let mut header = tar::Header::new_gnu();
+        match made {
+            Made::Link(to) => {
+                header.set_entry_type(tar::EntryType::Symlink);
+                header.set_mode(0o777);
+                header.set_size(0);
+                archive.append_link(&mut header, target, to)?;
+            }
+            Made::File(bytes) => {
+                header.set_mode(0o644);
+                header.set_size(bytes.len() as u64);
+                archive.append_data(&mut header, target, bytes.as_slice())?;
+            }
+            Made::Mount(_) => {
+                header.set_entry_type(tar::EntryType::Directory);
+                header.set_mode(0o755);
+                header.set_size(0);
+                archive.append_data(&mut header, target, io::empty())?;
+            }
+        }
+    }
+    archive.into_inner()
+}
+
+/// Tells one state of a file from another without reading it.
+pub(super) fn version(path: &Path) -> io::Result<String> {
+    Ok(hash(describe(path)?.as_bytes()))
+}
+
+/// The same of a whole tree.
+pub(super) fn fingerprint(root: &Path) -> io::Result<String> {
+    let mut all = Sha256::new();
+    visit(root, &mut |path| {
+        all.update(path.as_os_str().as_bytes());
+        all.update(describe(path)?);
+        Ok(())
+    })?;
+    Ok(all.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn describe(path: &Path) -> io::Result<String> {
+    let found = fs::symlink_metadata(path)?;
+    let (dev, inode, mode, size) = (found.dev(), found.ino(), found.mode(), found.size());
+    let (seconds, rest) = (found.ctime(), found.ctime_nsec());
+    Ok(format!("\0{dev} {inode} {mode} {size} {seconds} {rest}\0"))
+}
+
+/// Goes to everything below, in the same order each time.
+fn visit(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    let mut todo = vec![root.to_owned()];
+    while let Some(directory) = todo.pop() {
+        let mut names: Vec<_> = fs::read_dir(&directory)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect::<io::Result<_>>()?;
+        names.sort();
+        let ours = |name: &OsStr| directory == root && OURS.iter().any(|own| name == *own);
+        for name in names.into_iter().filter(|name| !ours(name)) {
+            let path = directory.join(name);
+            each(&path)?;
+            if fs::symlink_metadata(&path)?.is_dir() {
+                todo.push(path);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A tree, packed while it is sent.
+pub(super) fn stream(root: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    from_thread(move |out| {
+        let mut archive = tar::Builder::new(out);
+        archive.follow_symlinks(false);
+        visit(&root, &mut |path| {
+            let inside = path.strip_prefix(&root).map_err(io::Error::other)?;
+            let kind = fs::symlink_metadata(path)?.file_type();
+            match kind.is_file() || kind.is_dir() || kind.is_symlink() {
+                true if kind.is_dir() => archive.append_dir(inside, path),
+                true => archive.append_path_with_name(path, inside),
+                // Sockets, fifos and devices are nothing that an image brings along.
+                false => Ok(()),
+            }
+        })?;
+        archive.into_inner()?.flush()
+    })
+}
+
+/// A file, read while it is sent.
+pub(super) fn file(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    from_thread(move |mut out| {
+        io::copy(&mut fs::File::open(path)?, &mut out)?;
+        out.flush()
+    })
+}
+
+/// What a thread writes, as a stream that holds little at once. Nobody reading ends the thread.
+fn from_thread(
+    write: impl FnOnce(Sender) -> io::Result<()> + Send + 'static,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    let (send, receive) = mpsc::channel(WAITING);
+    tokio::task::spawn_blocking(move || {
+        let sender = Sender { to: send.clone(), piece: Vec::with_capacity(PIECE) };
+        if let Err(error) = write(sender) {
+            // A reader that is gone does not care why.
+            let _ = send.blocking_send(Err(error));
+        }
+    });
+    futures_util::stream::unfold(receive, |mut receive| async {
+        receive.recv().await.map(|piece| (piece, receive))
+    })
+}
+
+struct Sender {
+    to: mpsc::Sender<io::Result<Bytes>>,
+    piece: Vec<u8>,
+}
+
+impl Write for Sender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.piece.extend_from_slice(bytes);
+        if self.piece.len() >= PIECE {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.piece.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.to.blocking_send(Ok(piece.into())).map_err(gone)
+    }
+}

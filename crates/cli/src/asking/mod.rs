@@ -1,0 +1,146 @@
+//! Questions to the person at the terminal that `stockade mcp --http` was started from, for clients that
+//! cannot ask. One at a time, in the order they came. Nothing but a `y` typed while the question stood is
+//! a yes; what the agent wrote never reaches the terminal as anything but plain text.
+
+mod page;
+pub mod typed;
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rustix::pipe::{PipeFlags, pipe_with};
+use stockade_core::{Error, ErrorCode, Result};
+use stockade_tools::{Ask, Decision, Question};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::terminal;
+use typed::Heard;
+
+/// Questions that wait for the one that stands; more wait where they were raised.
+const WAITING: usize = 32;
+/// How long a question is shown before an answer is taken: who was about to answer the one before, or was
+/// typing something else, gets to see that this is another.
+const READING: Duration = Duration::from_secs(1);
+
+/// The person at the terminal.
+pub struct AtTerminal {
+    questions: mpsc::Sender<Open>,
+}
+
+struct Open {
+    question: Question,
+    answer: oneshot::Sender<Decision>,
+    /// Its other end closes when nobody waits for the answer any more.
+    withdrawn: OwnedFd,
+}
+
+impl AtTerminal {
+    /// Where standard input and standard error are a terminal there is somebody to ask.
+    pub fn reach() -> Result<Option<Arc<Self>>> {
+        if !typed::by_a_person() {
+            return Ok(None);
+        }
+        let (questions, asked) = mpsc::channel(WAITING);
+        // Never joined: a terminal can hold it up for ever, and it ends with the process.
+        let asking = std::thread::Builder::new().name("asking".into()).spawn(|| put_all(asked));
+        asking.map_err(|error| {
+            Error::new(ErrorCode::System, "mcp", "nobody can be asked on this terminal")
+                .source(error)
+        })?;
+        Ok(Some(Arc::new(Self { questions })))
+    }
+}
+
+#[async_trait]
+impl Ask for AtTerminal {
+    async fn ask(&self, question: Question) -> Decision {
+        let (answer, decided) = oneshot::channel();
+        let Ok((withdrawn, _wanted)) = pipe_with(PipeFlags::CLOEXEC) else {
+            return no("there are too many open files to ask");
+        };
+        let gone = "the terminal of the server is gone";
+        if self.questions.send(Open { question, answer, withdrawn }).await.is_err() {
+            return no(gone);
+        }
+        decided.await.unwrap_or_else(|_| no(gone))
+    }
+}
+
+fn put_all(mut questions: mpsc::Receiver<Open>) {
+    while let Some(open) = questions.blocking_recv() {
+        // Given up while another one stood: there is nothing to ask.
+        if !open.answer.is_closed() {
+            let decision = put(&open);
+            let _ = open.answer.send(decision);
+        }
+    }
+}
+
+fn put(open: &Open) -> Decision {
+    if typed::elsewhere() {
+        return no("the server runs in the background of its terminal");
+    }
+    let page = page::page(&open.question, usize::from(terminal::size().cols));
+    show(&page.text);
+    let heard = typed::line(&open.withdrawn, READING, || show(prompt(page.whole)));
+    let (decision, said) = decide(heard);
+    show(said);
+    decision
+}
+
+const fn prompt(whole: bool) -> &'static str {
+    if whole {
+        return "allow it, this once? [y/N] ";
+    }
+    "not all of it is shown: allow it nevertheless, this once? [y/N] "
+}
+
+fn decide(heard: Heard) -> (Decision, &'static str) {
+    match heard {
+        Heard::Line(line) if is_yes(&line) => (Decision::Yes, "stockade: allowed\n"),
+        Heard::Line(_) => {
+            (no("the person at the server's terminal said no"), "stockade: not allowed\n")
+        }
+        Heard::Withdrawn => (
+            no("nobody answered in time"),
+            "\nstockade: not allowed: there was no answer in time, or the call was given up\n",
+        ),
+        Heard::Nothing => (
+            no("the server's terminal is gone, or is another program's now"),
+            "\nstockade: not allowed: this terminal cannot be read now\n",
+        ),
+    }
+}
+
+/// Whether a line is a clear yes, typed to its end.
+pub fn is_yes(line: &str) -> bool {
+    let Some(line) = line.strip_suffix('\n') else { return false };
+    ["y", "yes"].iter().any(|yes| line.trim().eq_ignore_ascii_case(yes))
+}
+
+fn no(why: &str) -> Decision {
+    Decision::No { because: why.to_owned() }
+}
+
+fn show(text: &str) {
+    let mut out = std::io::stderr();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_yes_is_one() {
+        for yes in ["y\n", "Y\n", " yes \n", "YES\n"] {
+            assert!(is_yes(yes), "{yes:?}");
+        }
+        for no in ["", "\n", "n\n", "y", "yy\n", "y y\n", "yes please\n", "\u{ff59}\n"] {
+            assert!(!is_yes(no), "{no:?}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Lines that a person types as an answer, and nothing else: what was typed before the question does not
+//! count, and what is typed after it was withdrawn is left alone.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::getpgrp;
+use rustix::stdio::{stderr, stdin};
+use rustix::termios::{QueueSelector, isatty, tcflush, tcgetpgrp};
+
+/// Longer than any answer; the terminal itself takes no longer line.
+const LONGEST: usize = 4096;
+
+/// What came of waiting for a line.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// What was typed. Without an end of line where the person ended input instead.
+    Line(String),
+    /// Nobody wants the answer any more.
+    Withdrawn,
+    /// The terminal cannot be read.
+    Nothing,
+}
+
+/// Whether there is a person who sees what is said and can answer.
+pub fn by_a_person() -> bool {
+    isatty(stdin()) && isatty(stderr())
+}
+
+/// Whether the terminal is another program's at the moment. Touching it would stop this process.
+pub fn elsewhere() -> bool {
+    // A terminal that is not this session's stops nobody.
+    tcgetpgrp(stdin()).is_ok_and(|front| front != getpgrp())
+}
+
+/// Forgets what was typed so far, half a line too.
+pub fn forget() {
+    if !elsewhere() {
+        let _ = tcflush(stdin(), QueueSelector::IFlush);
+    }
+}
+
+/// Waits for a line that is typed after `prompt`, which comes when the question could be read. Ends when
+/// the other end of `withdrawn` does.
+pub fn line(withdrawn: &impl AsFd, reading: Duration, prompt: impl FnOnce()) -> Heard {
+    let withdrawn = || PollFd::new(withdrawn, PollFlags::IN);
+    match first(&mut [withdrawn()], Some(reading)) {
+        Ok(None) => {}
+        Ok(Some(_)) => return Heard::Withdrawn,
+        Err(_) => return Heard::Nothing,
+    }
+    forget();
+    prompt();
+    let typed = stdin();
+    match first(&mut [withdrawn(), PollFd::new(&typed, PollFlags::IN)], None) {
+        Ok(Some(0)) => Heard::Withdrawn,
+        Ok(Some(_)) if !elsewhere() => read(),
+        Ok(Some(_) | None) | Err(_) => Heard::Nothing,
+    }
+}
+
+/// Which of these is ready first; nothing if none is in time.
+fn first(
+    watched: &mut [PollFd<'_>],
+    within: Option<Duration>,
+) -> rustix::io::Result<Option<usize>> {
+    let until = within.map(|within| Instant::now() + within);
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(watched, left.as_ref()) {
+            Ok(0) => return Ok(None),
+            Ok(_) => return Ok(watched.iter().position(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// One line. There is one, so this does not wait.
+fn read() -> Heard {
+    let mut buffer = [0; LONGEST];
+    match rustix::io::retry_on_intr(|| rustix::io::read(stdin(), &mut buffer)) {
+        Ok(count) => Heard::Line(String::from_utf8_lossy(&buffer[..count]).into_owned()),
+        Err(_) => Heard::Nothing,
+    }
+}

@@ -1,0 +1,178 @@
+//! Container engines of the tests' own: in private directories, on sockets of their own, and gone
+//! with the value.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+#![allow(dead_code, reason = "each test uses what it needs of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Which engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Docker,
+    Podman,
+}
+
+/// An engine that runs.
+pub struct Engine {
+    pub socket: PathBuf,
+    kind: Kind,
+    child: Child,
+    home: TempDir,
+}
+
+impl Engine {
+    pub fn start(kind: Kind) -> Self {
+        // Short: a socket's path has a hundred characters at the most.
+        let home = tempfile::Builder::new().prefix("engine").tempdir_in("/tmp").unwrap();
+        let socket = home.path().join("socket");
+        let log = std::fs::File::create(home.path().join("log")).unwrap();
+        let mut command = match kind {
+            Kind::Docker => docker(home.path(), &socket),
+            Kind::Podman => podman(home.path(), &socket),
+        };
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let child = child.spawn().unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        let engine = Self { socket, kind, child, home };
+        engine.wait_until_it_answers();
+        engine
+    }
+
+    /// Starts it again where it was.
+    pub fn restart(&mut self) {
+        let home = self.home.path();
+        // It believes a process that nobody has waited for to be alive.
+        for stale in ["pid", "exec/containerd/containerd.pid"] {
+            let _ = std::fs::remove_file(home.join(stale));
+        }
+        let mut command = match self.kind {
+            Kind::Docker => docker(home, &self.socket),
+            Kind::Podman => podman(home, &self.socket),
+        };
+        let log = std::fs::File::create(home.join("log")).unwrap();
+        let logged = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.child = logged.spawn().unwrap();
+        self.wait_until_it_answers();
+    }
+
+    fn wait_until_it_answers(&self) {
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !self.ask(&["version"]).success() {
+            assert!(Instant::now() < patience, "{:?} does not answer: {}", self.kind, self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
+    }
+
+    /// Runs the engine's own client, which sees what a person would see.
+    pub fn client(&self, args: &[&str]) -> Command {
+        let url = format!("unix://{}", self.socket.display());
+        let mut command = match self.kind {
+            Kind::Docker => Command::new("docker"),
+            Kind::Podman => Command::new("podman"),
+        };
+        match self.kind {
+            Kind::Docker => command.args(["--host", &url]),
+            Kind::Podman => command.args(["--remote", "--url", &url]),
+        };
+        command.args(args);
+        command
+    }
+
+    fn ask(&self, args: &[&str]) -> std::process::ExitStatus {
+        let mut client = self.client(args);
+        client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
+    }
+
+    /// What the client prints.
+    pub fn said(&self, args: &[&str]) -> String {
+        let output = self.client(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Makes an image of a directory.
+    pub fn import(&self, root: &Path, name: &str) {
+        let tar = self.home.path().join("root.tar");
+        let packed = Command::new("tar").arg("-C").arg(root).arg("-cf").arg(&tar).arg(".").status();
+        assert!(packed.unwrap().success());
+        self.said(&["import", tar.to_str().unwrap(), name]);
+        std::fs::remove_file(tar).unwrap();
+    }
+
+    /// Every container there is, running or not.
+    pub fn containers(&self) -> Vec<String> {
+        let listed = self.said(&["ps", "--all", "--format", "{{.Names}}"]);
+        listed.lines().map(str::to_owned).collect()
+    }
+
+    /// Ends the engine as a crash would; its containers stay where they are.
+    pub fn crash(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn docker(home: &Path, socket: &Path) -> Command {
+    let mut command = Command::new("dockerd");
+    command.arg("--data-root").arg(home.join("data")).arg("--exec-root").arg(home.join("exec"));
+    command.arg("--pidfile").arg(home.join("pid"));
+    command.arg("--host").arg(format!("unix://{}", socket.display()));
+    command.args(["--bridge", "none", "--iptables=false", "--add-runtime", "runsc=/usr/bin/runsc"]);
+    command
+}
+
+fn podman(home: &Path, socket: &Path) -> Command {
+    let mut command = Command::new("podman");
+    command.arg("--root").arg(home.join("root")).arg("--runroot").arg(home.join("run"));
+    command.arg("--tmpdir").arg(home.join("tmp")).args(["--cgroup-manager", "cgroupfs"]);
+    command.args(["system", "service", "--time", "0"]).arg(format!("unix://{}", socket.display()));
+    command
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Asked to, it ends what it started and unmounts what it mounted.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let patience = Instant::now() + Duration::from_secs(20);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        end_helpers(self.home.path());
+        unmount_below(self.home.path());
+    }
+}
+
+/// Ends what an engine that did not end well has left: its helpers name its directory.
+fn end_helpers(home: &Path) {
+    let named = home.to_string_lossy().into_owned();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) else { continue };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if pid != rustix::process::getpid() && String::from_utf8_lossy(&line).contains(&named) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Podman leaves its storage mounted onto itself.
+fn unmount_below(home: &Path) {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let mut below: Vec<_> = points.filter(|point| point.starts_with(home)).collect();
+    below.reverse();
+    for point in below {
+        let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+    }
+}

@@ -1,0 +1,102 @@
+//! Removes checkouts that no workspace is a view of and nobody has asked for in a while, and stores that
+//! have none left. A checkout that was asked for lately is never touched: its workspace may be in the making.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::OFlags;
+use stockade_engine::{Directory, Locked, Sharing, draft_name};
+
+use super::checkout::{DRAFT, clear_drafts};
+use crate::fault::{Outcome, Step};
+use crate::remove::remove;
+use crate::store::tree;
+use crate::tree::names;
+
+/// Longer than making a workspace takes.
+const LATELY: Duration = Duration::from_secs(3600);
+const MARK: &str = ".used";
+const GONE: &str = "gone";
+
+/// Notes that a checkout was asked for now.
+pub(crate) fn mark(checkout: &Path) -> Outcome<()> {
+    let path = beside(checkout);
+    let mark = File::create(&path).step("create", path.display())?;
+    mark.set_modified(SystemTime::now()).step("write", path.display())
+}
+
+fn beside(checkout: &Path) -> PathBuf {
+    let mut path = checkout.as_os_str().to_owned();
+    path.push(MARK);
+    path.into()
+}
+
+/// Removes what is not among `viewed` and was not asked for within `unused`; answers how many checkouts.
+/// Stores that somebody is at are passed over.
+pub(crate) fn prune(
+    stores: &Directory,
+    viewed: &BTreeSet<PathBuf>,
+    unused: Duration,
+) -> Outcome<usize> {
+    let mut removed = 0;
+    for name in stores.names().step("list", stores.path().display())? {
+        let half_gone = name.starts_with(&format!(".{GONE}-"));
+        if !half_gone && !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            continue;
+        }
+        let path = stores.path_of(&name);
+        let Ok(file) = stores.open(&name, OFlags::RDONLY | OFlags::DIRECTORY) else { continue };
+        let Ok(_lock) = Locked::attempt(file, Sharing::Exclusive).step("lock", path.display())?
+        else {
+            continue;
+        };
+        if !half_gone {
+            clear_drafts(&path)?;
+            let (gone, left) = thin_out(&path, viewed, unused.max(LATELY))?;
+            removed += gone;
+            if left > 0 {
+                continue;
+            }
+        }
+        let gone = draft_name(GONE);
+        stores.rename(&name, &gone).step("remove", path.display())?;
+        remove(stores, gone.as_bytes()).step("remove", path.display())?;
+    }
+    Ok(removed)
+}
+
+/// How many checkouts of a store were removed, and how many are left.
+fn thin_out(store: &Path, viewed: &BTreeSet<PathBuf>, unused: Duration) -> Outcome<(usize, usize)> {
+    let dir = tree(store)?;
+    let (mut gone, mut left) = (0, 0);
+    for name in names(&dir).step("list", store.display())? {
+        let Some(name) = std::str::from_utf8(&name).ok().filter(|name| is_checkout(name)) else {
+            continue;
+        };
+        let checkout = store.join(name);
+        if viewed.contains(&checkout) || asked_for(&checkout) < unused {
+            left += 1;
+            continue;
+        }
+        let draft = draft_name(DRAFT);
+        rustix::fs::renameat(&dir, name, &dir, draft.as_str())
+            .step("remove", checkout.display())?;
+        remove(&dir, draft.as_bytes()).step("remove", checkout.display())?;
+        let _ = std::fs::remove_file(beside(&checkout));
+        gone += 1;
+    }
+    Ok((gone, left))
+}
+
+fn is_checkout(name: &str) -> bool {
+    name != "store" && !name.starts_with('.') && !name.ends_with(MARK)
+}
+
+/// How long ago. What cannot be told was just now.
+fn asked_for(checkout: &Path) -> Duration {
+    let noted = beside(checkout).symlink_metadata().or_else(|_| checkout.symlink_metadata());
+    let modified = noted.and_then(|noted| noted.modified()).ok();
+    modified.and_then(|at| at.elapsed().ok()).unwrap_or_default()
+}
