@@ -1,7 +1,11 @@
 //! A fault at each step on the way to another host and back: the right error, nothing lost here, nothing
 //! left there.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where a value is missing"
+)]
 
 mod sshd;
 

@@ -20,8 +20,8 @@ pub(crate) fn launcher(
     start(&Program::Fd(program.as_fd()), agent.as_fd())
 }
 
-#[cfg(feature = "local")]
 /// The agent alone, in a sealed copy, for those who start it themselves.
+#[cfg(feature = "local")]
 pub(crate) fn agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT)
 }
