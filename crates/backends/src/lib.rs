@@ -10,3 +10,5 @@ pub mod local;
 pub mod mock;
 #[cfg(feature = "native")]
 pub mod native;
+#[cfg(feature = "wasm")]
+pub mod wasm;

@@ -74,6 +74,7 @@ impl Watched {
             status,
             cpu_time: counted.or(exit.cpu_time),
             peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),
+            fuel: exit.fuel,
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
+use stockade_backends::wasm::Wasm;
 use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
@@ -20,8 +21,11 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
         Some("landlock") => {
             Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
         }
+        Some("wasm") => OnHost::of_wasm(Arc::new(Wasm::default()))
+            .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
+            .map_err(|stop| format!("{stop:?}").into()),
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
-        _ => Err("name a subject: mock, control, landlock or native".into()),
+        _ => Err("name a subject: mock, control, landlock, native or wasm".into()),
     }
 }
 
