@@ -1,5 +1,7 @@
 //! WASI preview 1: the library's functions, and in front of those that use something up, the limits.
 
+use std::time::Duration;
+
 use wasmtime::{AsContextMut, Caller, Engine, Extern, Linker, Result};
 use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPreview1};
 use wasmtime_wasi::p1::{add_to_linker_async, types};
@@ -34,6 +36,7 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     files(&mut linker)?;
     writes(&mut linker)?;
     ends(&mut linker)?;
+    waits(&mut linker)?;
     linker.allow_shadowing(false);
     Ok(linker)
 }
@@ -230,4 +233,52 @@ fn ends(linker: &mut Linker<State>) -> Result<()> {
         },
     )?;
     Ok(())
+}
+
+/// The library sleeps where it stands when there is nothing but a span to wait for; then nothing could
+/// end the program.
+fn waits(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap_async(
+        MODULE,
+        "poll_oneoff",
+        |mut caller: Caller<'_, State>, (list, events, count, out): (i32, i32, i32, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let span = if count == 1 { span(&memory, list)? } else { None };
+                let Some((span, userdata)) = span else {
+                    let ctx = &mut state.wasi;
+                    return wasi::poll_oneoff(ctx, &mut memory, list, events, count, out).await;
+                };
+                tokio::time::sleep(span).await;
+                let event = types::Event {
+                    userdata,
+                    error: types::Errno::Success,
+                    type_: types::Eventtype::Clock,
+                    fd_readwrite: types::EventFdReadwrite {
+                        flags: types::Eventrwflags::empty(),
+                        nbytes: 0,
+                    },
+                };
+                memory.write(GuestPtr::new(events.cast_unsigned()), event)?;
+                memory.write(GuestPtr::<u32>::new(out.cast_unsigned()), 1)?;
+                Ok(0)
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// The span that a subscription waits for, if it waits for one, with what it is known by.
+fn span(memory: &GuestMemory<'_>, at: i32) -> Result<Option<(Duration, u64)>> {
+    let wanted = memory.read(GuestPtr::<types::Subscription>::new(at.cast_unsigned()))?;
+    Ok(match wanted.u {
+        types::SubscriptionU::Clock(clock)
+            if !clock.flags.contains(types::Subclockflags::SUBSCRIPTION_CLOCK_ABSTIME) =>
+        {
+            Some((Duration::from_nanos(clock.timeout), wanted.userdata))
+        }
+        types::SubscriptionU::Clock(_)
+        | types::SubscriptionU::FdRead(_)
+        | types::SubscriptionU::FdWrite(_) => None,
+    })
 }
