@@ -136,13 +136,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Another name for an entry, in a directory that is shown to somebody who may read it.
+    /// Copies an entry to a place that is shown to somebody who may read it.
     pub(super) fn share(&self, machine: &str, hash: &Hash, at: &Path) -> io::Result<()> {
         let path = self.path(machine, hash);
-        match fs::hard_link(&path, at) {
+        // A copy, not a link: what is shown may be read by others, and the entry may not.
+        match fs::copy(&path, at) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(_) => fs::copy(&path, at).map(drop),
-            Ok(()) => Ok(()),
+            copied => copied.map(drop),
         }
     }
 }

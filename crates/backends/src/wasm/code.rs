@@ -15,7 +15,7 @@ impl Trusted {
         Self(bytes)
     }
 
-    #[cfg(test)]
+    /// The bytes themselves, to be handed on.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -4,18 +4,23 @@
 //! This module decides nothing about what a program may do: the machine and its host functions do.
 
 mod account;
+mod body;
 mod cache;
+pub mod call;
 mod check;
 mod code;
 mod engine;
 mod files;
 mod find;
 mod fixed;
+mod isolated;
 mod preview1;
 mod preview2;
 mod probe;
 mod process;
 mod program;
+mod relay;
+mod report;
 mod run;
 mod sandbox;
 mod snapshot;
@@ -23,6 +28,8 @@ mod state;
 mod streams;
 mod threads;
 mod tree;
+mod worker;
+mod workshop;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -34,11 +41,18 @@ use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
 
+pub use worker::worker;
+pub use workshop::Worker;
+
+use body::Body;
 use cache::Cache;
 use engine::{Machines, Supply};
+use isolated::{IsolatedSandbox, Walls};
 use program::Library;
 use sandbox::WasmSandbox;
 use threads::Threads;
+
+use crate::native::Native;
 
 /// The wasm backend's name.
 pub const NAME: BackendName = BackendName::literal("wasm");
@@ -54,7 +68,33 @@ struct Shared {
 /// The wasm backend.
 pub struct Wasm {
     shared: Arc<Shared>,
-    sandboxes: Mutex<HashMap<SandboxId, Arc<WasmSandbox>>>,
+    walls: Option<Arc<Walls>>,
+    /// Whether programs may run in this process where there are no walls to be had.
+    walls_may_lack: bool,
+    sandboxes: Mutex<HashMap<SandboxId, Live>>,
+}
+
+/// A live sandbox, of either kind.
+#[derive(Clone)]
+enum Live {
+    Here(Arc<WasmSandbox>),
+    Walled(Arc<IsolatedSandbox>),
+}
+
+impl Live {
+    async fn end(&self) -> Result<()> {
+        match self {
+            Self::Here(sandbox) => sandbox.end().await,
+            Self::Walled(sandbox) => sandbox.end().await,
+        }
+    }
+
+    fn sandbox(self) -> Arc<dyn Sandbox> {
+        match self {
+            Self::Here(sandbox) => sandbox,
+            Self::Walled(sandbox) => sandbox,
+        }
+    }
 }
 
 /// How a wasm backend is to be.
@@ -62,6 +102,8 @@ pub struct Wasm {
 pub struct Settings {
     cache: Option<Cache>,
     modules: HashMap<String, Data>,
+    worker: Option<Worker>,
+    walls_may_lack: bool,
 }
 
 impl Settings {
@@ -79,6 +121,19 @@ impl Settings {
         self.modules.insert(name.into(), bytes.into());
         self
     }
+
+    /// Runs each program in a worker inside native walls, or refuses.
+    #[must_use]
+    pub fn isolated(self, worker: Worker) -> Self {
+        Self { worker: Some(worker), walls_may_lack: false, ..self }
+    }
+
+    /// Likewise where native walls are to be had, and in this process where they are not; the
+    /// capabilities say which.
+    #[must_use]
+    pub fn isolated_if_possible(self, worker: Worker) -> Self {
+        Self { worker: Some(worker), walls_may_lack: true, ..self }
+    }
 }
 
 impl Default for Wasm {
@@ -88,20 +143,56 @@ impl Default for Wasm {
 }
 
 impl Wasm {
-    /// A backend that runs programs in this process. Nothing is made before it is needed.
+    /// A backend as told; by default one that runs programs in this process. Nothing is made before it
+    /// is needed.
     pub fn new(settings: Settings) -> Self {
-        let Settings { cache, modules } = settings;
+        let Settings { cache, modules, worker, walls_may_lack } = settings;
+        let supply = if worker.is_some() { Supply::Single } else { Supply::Pool };
         let shared = Shared {
-            machines: Machines::new(Supply::Pool),
+            machines: Machines::new(supply),
             library: Library::new(cache),
             threads: Threads::default(),
             modules,
         };
-        Self { shared: Arc::new(shared), sandboxes: Mutex::default() }
+        let walls = worker.map(|worker| Walls { native: Arc::new(Native::new()), worker });
+        Self {
+            shared: Arc::new(shared),
+            walls: walls.map(Arc::new),
+            walls_may_lack,
+            sandboxes: Mutex::default(),
+        }
     }
 
-    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<WasmSandbox>>> {
+    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Live>> {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<Live> {
+        let body = || Body::new(id, admitted, Arc::clone(&self.shared));
+        let Some(walls) = &self.walls else {
+            return Ok(Live::Here(Arc::new(WasmSandbox::new(body()?))));
+        };
+        match IsolatedSandbox::new(body()?, admitted, Arc::clone(walls)).await {
+            Ok(sandbox) => Ok(Live::Walled(Arc::new(sandbox))),
+            // Only where the capabilities say so too.
+            Err(_) if self.walls_may_lack && walls.native.probe().await.unavailable.is_some() => {
+                tree::remove(id)?;
+                Ok(Live::Here(Arc::new(WasmSandbox::new(body()?))))
+            }
+            Err(error) => Err(error.remedy("run it in this process with --no-isolate")),
+        }
+    }
+
+    async fn end(&self, id: &SandboxId) -> Result<()> {
+        let live = self.sandboxes().get(id).cloned();
+        if let Some(live) = live {
+            live.end().await?;
+        }
+        // Its workers too, also those that a dead engine left.
+        if let Some(walls) = &self.walls {
+            walls.native.destroy(id).await?;
+        }
+        tree::remove(id)
     }
 }
 
@@ -112,11 +203,16 @@ impl Backend for Wasm {
     }
 
     async fn probe(&self) -> Capabilities {
-        probe::measure(&self.shared)
+        let walls = match &self.walls {
+            Some(walls) => Some(walls.native.probe().await),
+            None => None,
+        };
+        probe::measure(&self.shared, walls.as_ref(), self.walls_may_lack)
     }
 
     fn fingerprint(&self) -> Option<String> {
-        crate::linux::fingerprint()
+        let worker = self.walls.as_ref().map(|walls| &walls.worker);
+        crate::linux::fingerprint().map(|own| format!("{own}\n{worker:?} {}", self.walls_may_lack))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
@@ -124,14 +220,13 @@ impl Backend for Wasm {
             let message = format!("there is a sandbox `{id}` already");
             return Err(Error::new(ErrorCode::Invalid, "create", message).backend(NAME));
         }
-        match WasmSandbox::new(id, admitted, Arc::clone(&self.shared)) {
-            Ok(sandbox) => {
-                let sandbox = Arc::new(sandbox);
-                self.sandboxes().insert(id.clone(), Arc::clone(&sandbox));
-                Ok(sandbox)
+        match self.build(id, admitted).await {
+            Ok(live) => {
+                self.sandboxes().insert(id.clone(), live.clone());
+                Ok(live.sandbox())
             }
             Err(error) => {
-                tree::remove(id)?;
+                self.end(id).await?;
                 Err(error)
             }
         }
@@ -144,11 +239,7 @@ impl Backend for Wasm {
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let sandbox = self.sandboxes().get(id).cloned();
-        if let Some(sandbox) = sandbox {
-            sandbox.end().await?;
-        }
-        tree::remove(id)?;
+        self.end(id).await?;
         self.sandboxes().remove(id);
         Ok(())
     }

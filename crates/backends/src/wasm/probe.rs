@@ -32,6 +32,15 @@ const MACHINE: [(Feature, &str); 21] = [
     (Feature::FilesSnapshot, "copies of its directories"),
 ];
 
+/// What differs where programs run in workers: the declared difference between the two.
+const WALLED: [(Feature, &str); 5] = [
+    (Feature::FilesystemIsolation, "no interface but WASI, inside native walls"),
+    (Feature::ProcessIsolation, "no interface to processes, inside native walls"),
+    (Feature::NetworkIsolation, "no interface to sockets, inside native walls"),
+    (Feature::CompleteKill, "the end of the worker's process"),
+    (Feature::Pause, "stopping the workers"),
+];
+
 /// What it does not offer, and what does.
 const ABSENT: [(Feature, &str, &str); 11] = [
     (
@@ -55,7 +64,18 @@ const ABSENT: [(Feature, &str, &str); 11] = [
 /// The smallest program there is.
 const NOTHING: &[u8] = b"(module (func (export \"_start\")))";
 
-pub(super) fn measure(shared: &Shared) -> Capabilities {
+/// What is there, given what was measured of the walls around the workers, if there are to be any.
+pub(super) fn measure(
+    shared: &Shared,
+    walls: Option<&Capabilities>,
+    walls_may_lack: bool,
+) -> Capabilities {
+    let missing = walls.and_then(|walls| walls.unavailable.as_ref());
+    if let Some((reason, remedy)) = missing.filter(|_| !walls_may_lack) {
+        let reason = format!("no walls for its workers: {reason}");
+        return Capabilities::unavailable(NAME, BOUNDARY, reason, remedy);
+    }
+    let walled = walls.is_some() && missing.is_none();
     let machine = shared.machines.get(Mode::Plain);
     let loads = machine.is_some_and(|machine| shared.library.load(&machine, NOTHING.to_vec()).is_ok());
     if !loads {
@@ -66,6 +86,11 @@ pub(super) fn measure(shared: &Shared) -> Capabilities {
     let mut all = Capabilities::none(NAME, BOUNDARY);
     for (feature, by) in MACHINE {
         all = all.with(feature, Support::full(by));
+    }
+    if walled {
+        for (feature, by) in WALLED {
+            all = all.with(feature, Support::full(by));
+        }
     }
     for (feature, reason, remedy) in ABSENT {
         all = all.with(feature, Support::missing(reason, remedy));

@@ -41,6 +41,11 @@ impl Library {
         Self { warm: Mutex::default(), cache }
     }
 
+    /// Where compiled code is kept, if anywhere.
+    pub(super) fn cache(&self) -> Option<&Cache> {
+        self.cache.as_ref()
+    }
+
     fn warm(&self) -> MutexGuard<'_, Kept> {
         self.warm.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,6 +109,11 @@ fn compile(machine: &Machine, kind: Kind, binary: &[u8]) -> Result<(Program, Com
             Ok((whole(machine, &component)?, compiled))
         }
     }
+}
+
+/// The code of a program, for somebody else to run.
+pub(super) fn compile_only(machine: &Machine, kind: Kind, binary: &[u8]) -> Result<Vec<u8>, Unfit> {
+    compile(machine, kind, binary)?.1.map_err(unfit)
 }
 
 /// A program from code that this backend has compiled before.

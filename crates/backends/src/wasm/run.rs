@@ -148,7 +148,7 @@ async fn drive(store: &mut Store<State>, program: &Program) -> Result<i32, Error
 }
 
 /// How a program ended that did not return.
-fn judge(error: &Error, meter: &Meter) -> ExitStatus {
+pub(super) fn judge(error: &Error, meter: &Meter) -> ExitStatus {
     if let Some(stop) = error.downcast_ref::<Stop>() {
         return match *stop {
             Stop::Exit(code) => ExitStatus::Exited(code & 0xff),

@@ -1,116 +1,96 @@
-//! A sandbox whose programs run in this process: its files, its account, and the programs themselves.
+//! A sandbox whose programs run in this process.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Feature, Files, Image,
-    Process, Result, Sandbox, SandboxId, SnapshotId, SnapshotKind, StartFailure, Stdin, StreamId,
+    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Process, Result, Sandbox,
+    SandboxId, SnapshotId, SnapshotKind, StartFailure, Stdin, StreamId,
 };
 use wasmtime_wasi::WasiCtxBuilder;
 
-use super::account::Account;
-use super::engine::Mode;
-use super::files::TreeFiles;
+use super::body::{Body, environment};
+use super::engine::{Machine, Mode};
 use super::find::{self, Start};
 use super::process::{self, Handle, Inside};
+use super::program::Program;
 use super::run::{self, Job, Opening};
 use super::streams::{Inlet, Outlet};
-use super::tree::{TEMPORARY, Tree};
-use super::{NAME, Shared, snapshot};
+use super::{NAME, snapshot};
 use crate::linux::running::left_behind;
 
 /// How long a program may take to end that was told to; compiling cannot be interrupted.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Variables that every program finds.
-const DEFAULTS: [(&str, &str); 3] = [("PATH", "/bin"), ("HOME", TEMPORARY), ("TMPDIR", TEMPORARY)];
-
-/// A sandbox in this process.
-pub(super) struct WasmSandbox {
-    id: SandboxId,
-    deterministic: bool,
-    image: Image,
-    tree: Arc<Tree>,
-    files: TreeFiles,
-    account: Arc<Account>,
-    shared: Arc<Shared>,
+/// The programs of a sandbox that have not ended.
+#[derive(Default)]
+pub(super) struct Programs {
     running: Mutex<Vec<Handle>>,
     ended: AtomicBool,
 }
 
-impl WasmSandbox {
-    pub(super) fn new(id: &SandboxId, admitted: &Admitted, shared: Arc<Shared>) -> Result<Self> {
-        let spec = admitted.spec();
-        let tree = Arc::new(Tree::make(id, spec)?);
-        Ok(Self {
-            id: id.clone(),
-            deterministic: spec.deterministic,
-            image: spec.image.clone(),
-            files: TreeFiles(Arc::clone(&tree)),
-            tree,
-            account: Arc::new(Account::new(admitted.limits())),
-            shared,
-            running: Mutex::default(),
-            ended: AtomicBool::new(false),
-        })
-    }
-
-    fn running(&self) -> MutexGuard<'_, Vec<Handle>> {
+impl Programs {
+    fn lock(&self) -> MutexGuard<'_, Vec<Handle>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends every program and waits until they are gone (C-30).
-    pub(super) async fn end(&self) -> Result<()> {
-        self.ended.store(true, Ordering::SeqCst);
-        let running = std::mem::take(&mut *self.running());
-        running.iter().for_each(Handle::kill);
-        self.account.pause(false);
-        for handle in running {
-            let ended = tokio::time::timeout(END_DEADLINE, handle.gone()).await;
-            ended.map_err(|_| left_behind(&NAME, &self.id, "a program does not end"))?;
+    /// Notes one that is about to start; fails where the sandbox has ended.
+    pub(super) fn note(&self, id: &SandboxId, handle: Handle) -> Result<()> {
+        let mut running = self.lock();
+        running.retain(|handle| !handle.is_gone());
+        running.push(handle);
+        drop(running);
+        // After it was noted: whoever ends the sandbox meanwhile finds it, or it finds the end.
+        if self.ended.load(Ordering::SeqCst) {
+            let message = format!("the sandbox `{id}` has ended");
+            return Err(Error::new(ErrorCode::Gone, "spawn", message).backend(NAME));
         }
         Ok(())
     }
 
-    fn note(&self, handle: Handle) {
-        let mut running = self.running();
-        running.retain(|handle| !handle.is_gone());
-        running.push(handle);
+    /// Ends every program and waits until they are gone (C-30).
+    pub(super) async fn end(&self, id: &SandboxId) -> Result<()> {
+        self.ended.store(true, Ordering::SeqCst);
+        let running = std::mem::take(&mut *self.lock());
+        running.iter().for_each(Handle::kill);
+        for handle in running {
+            let ended = tokio::time::timeout(END_DEADLINE, handle.gone()).await;
+            ended.map_err(|_| left_behind(&NAME, id, "a program does not end"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A sandbox in this process.
+pub(super) struct WasmSandbox {
+    body: Arc<Body>,
+    programs: Programs,
+}
+
+impl WasmSandbox {
+    pub(super) fn new(body: Body) -> Self {
+        Self { body: Arc::new(body), programs: Programs::default() }
     }
 
-    fn plan(&self, command: &Command, limits: &EffectiveLimits) -> Plan {
-        Plan {
-            command: command.clone(),
-            limits: *limits,
-            mode: Mode::of(self.deterministic, limits.fuel),
-            image: self.image.clone(),
-            tree: Arc::clone(&self.tree),
-            account: Arc::clone(&self.account),
-            shared: Arc::clone(&self.shared),
-        }
+    pub(super) async fn end(&self) -> Result<()> {
+        self.body.account.pause(false);
+        self.programs.end(&self.body.id).await
     }
 }
 
 #[async_trait]
 impl Sandbox for WasmSandbox {
     fn id(&self) -> &SandboxId {
-        &self.id
+        &self.body.id
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::pair(command.stdin != Stdin::None);
-        self.note(handle);
-        // After it was noted: whoever ends the sandbox meanwhile finds it, or it finds the end.
-        if self.ended.load(Ordering::SeqCst) {
-            let message = format!("the sandbox `{}` has ended", self.id);
-            return Err(Error::new(ErrorCode::Gone, "spawn", message).backend(NAME));
-        }
-        let plan = self.plan(command, limits);
-        let started = self.shared.threads.run(move |runtime| {
+        self.programs.note(&self.body.id, handle)?;
+        let plan = Plan { body: Arc::clone(&self.body), command: command.clone(), limits: *limits };
+        let started = self.body.shared.threads.run(move |runtime| {
             runtime.block_on(plan.perform(inside));
         });
         started.map_err(|error| {
@@ -120,46 +100,45 @@ impl Sandbox for WasmSandbox {
     }
 
     fn files(&self) -> Result<&dyn Files> {
-        Ok(&self.files)
+        Ok(&self.body.files)
     }
 
     async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        match kind {
-            SnapshotKind::Files => snapshot::take(&self.id, &self.tree),
-            SnapshotKind::Full => Err(Error::unsupported("snapshot", Feature::FullSnapshot)),
-        }
+        self.body.snapshot(kind)
     }
 
     async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        snapshot::bring_back(&self.tree, snapshot)
+        snapshot::bring_back(&self.body.tree, snapshot)
     }
 
     async fn pause(&self) -> Result<()> {
-        self.account.pause(true);
+        self.body.account.pause(true);
         Ok(())
     }
 
     async fn resume(&self) -> Result<()> {
-        self.account.pause(false);
+        self.body.account.pause(false);
         Ok(())
     }
 }
 
-/// What one program needs to run, away from the sandbox.
+/// One program that is about to run.
 struct Plan {
+    body: Arc<Body>,
     command: Command,
     limits: EffectiveLimits,
-    mode: Mode,
-    image: Image,
-    tree: Arc<Tree>,
-    account: Arc<Account>,
-    shared: Arc<Shared>,
+}
+
+struct Prepared {
+    machine: Arc<Machine>,
+    program: Arc<Program>,
+    job: Job,
 }
 
 impl Plan {
     /// Finds, loads and runs the program, and says how it ended.
     async fn perform(self, inside: Inside) {
-        let Inside { events, input, exit, killed, present } = inside;
+        let Inside { events, input, exit, mut killed, present } = inside;
         let streams = move |builder: &mut WasiCtxBuilder| {
             builder.stdout(Outlet::new(events.clone(), StreamId::Stdout));
             builder.stderr(Outlet::new(events, StreamId::Stderr));
@@ -169,7 +148,6 @@ impl Plan {
         };
         let ended = match self.prepare(Box::new(streams)) {
             Ok(Prepared { machine, program, job }) => {
-                let mut killed = killed;
                 let killed = async move {
                     // Nobody who could want it ended is left: then it must not go on either.
                     let _ = killed.wait_for(|killed| *killed).await;
@@ -187,13 +165,15 @@ impl Plan {
         &self,
         streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
     ) -> Result<Prepared, StartFailure> {
-        let start = find::start(&self.tree, &self.command)?;
+        let body = &self.body;
+        let start = find::start(&body.tree, &self.command)?;
         let argv = self.command.argv();
         let name = argv.first().map_or("", String::as_str);
-        let bytes = self.bytes(&start, name)?;
+        let bytes = body.program(&start, name)?;
         let unsuited = || StartFailure::NoResources("this machine cannot run WebAssembly".into());
-        let machine = self.shared.machines.get(self.mode).ok_or_else(unsuited)?;
-        let program = self.shared.library.load(&machine, bytes);
+        let mode = Mode::of(body.deterministic, self.limits.fuel);
+        let machine = body.shared.machines.get(mode).ok_or_else(unsuited)?;
+        let program = body.shared.library.load(&machine, bytes);
         let program = program.map_err(|unfit| find::refused(name, &unfit))?;
         let openings = self.openings(start).map_err(|error| {
             StartFailure::NoResources(format!("its directories cannot be opened: {error}"))
@@ -203,34 +183,15 @@ impl Plan {
             argv,
             openings,
             limits: self.limits,
-            account: Arc::clone(&self.account),
+            account: Arc::clone(&body.account),
             streams,
         };
         Ok(Prepared { machine, program, job })
     }
 
-    /// A name without a directory is the image's, or one that was given to the backend; any other
-    /// is a path of the sandbox.
-    fn bytes(&self, start: &Start<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
-        if name.contains('/') {
-            return find::program(&self.tree, start, name);
-        }
-        if let Some(bytes) = self.shared.modules.get(name) {
-            return Ok(bytes.to_vec());
-        }
-        match &self.image {
-            Image::Wasm(path) if is_called(path.as_path(), name) => {
-                find::on_host(path.as_path(), name)
-            }
-            Image::Wasm(_) | Image::Host | Image::Directory(_) | Image::Oci(_) => {
-                Err(StartFailure::NotFound(format!("there is no `{name}`")))
-            }
-        }
-    }
-
     fn openings(&self, start: Start<'_>) -> std::io::Result<Vec<Opening>> {
         let mut openings = Vec::new();
-        for place in &self.tree.places {
+        for place in &self.body.tree.places {
             let dir = place.dir.try_clone()?;
             openings.push(Opening { dir, at: place.at.clone(), read_only: place.read_only });
         }
@@ -238,22 +199,4 @@ impl Plan {
         openings.push(Opening { dir: start.dir, at: ".".into(), read_only: start.place.read_only });
         Ok(openings)
     }
-}
-
-struct Prepared {
-    machine: Arc<super::engine::Machine>,
-    program: Arc<super::program::Program>,
-    job: Job,
-}
-
-/// Whether a file is meant by this name, with its extension or without.
-fn is_called(path: &std::path::Path, name: &str) -> bool {
-    [path.file_name(), path.file_stem()].into_iter().flatten().any(|own| own == name)
-}
-
-fn environment(given: &BTreeMap<stockade_core::EnvName, String>) -> Vec<(String, String)> {
-    let unset = |(name, _): &(&str, &str)| !given.keys().any(|known| known.as_str() == *name);
-    let defaults = DEFAULTS.into_iter().filter(unset);
-    let defaults = defaults.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    defaults.chain(given.iter().map(|(name, value)| (name.to_string(), value.clone()))).collect()
 }

@@ -117,6 +117,12 @@ impl Meter {
         Self { account, cpu_most, cpu_before, held: 0, peak: 0, refused: false }
     }
 
+    /// Counts from here on anew, for another call.
+    pub(super) fn restart(&mut self) {
+        self.cpu_before = thread_time();
+        self.refused = false;
+    }
+
     /// Processor time so far.
     pub(super) fn cpu_time(&self) -> Duration {
         thread_time().saturating_sub(self.cpu_before)

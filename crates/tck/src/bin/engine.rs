@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
-use stockade_backends::wasm::Wasm;
+use stockade_backends::wasm::{self, Settings, Wasm, Worker};
 use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
@@ -24,8 +24,17 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
         Some("wasm") => OnHost::of_wasm(Arc::new(Wasm::default()))
             .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
             .map_err(|stop| format!("{stop:?}").into()),
+        Some("wasm-isolated") => {
+            let worker = Worker {
+                program: std::env::current_exe()?,
+                role: vec![WORKER.to_owned()],
+            };
+            OnHost::of_wasm(Arc::new(Wasm::new(Settings::default().isolated(worker))))
+                .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
+                .map_err(|stop| format!("{stop:?}").into())
+        }
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
-        _ => Err("name a subject: mock, control, landlock, native or wasm".into()),
+        _ => Err("name a subject: mock, control, landlock, native, wasm or wasm-isolated".into()),
     }
 }
 
@@ -56,8 +65,17 @@ async fn judge(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(), Engin
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), EngineFailure> {
+/// The argument by which this program knows that it is to be a worker of the wasm backend.
+const WORKER: &str = "wasm-worker";
+
+fn main() -> Result<(), EngineFailure> {
+    if std::env::args().nth(1).is_some_and(|role| role == WORKER) {
+        std::process::exit(wasm::worker(std::env::args().skip(2)));
+    }
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve())
+}
+
+async fn serve() -> Result<(), EngineFailure> {
     let subject = subject()?;
     match std::env::args().nth(2).as_deref() {
         None => serve_engine(subject.as_ref()).await,
