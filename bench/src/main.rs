@@ -10,17 +10,19 @@ mod pump;
 mod search;
 mod table;
 mod views;
+mod wasm;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 4] = [
+const ALL: [Measurement; 5] = [
     ("native", native::measure),
     ("pump", pump::measure),
     ("search", search::measure),
     ("views", views::measure),
+    ("wasm", wasm::measure),
 ];
 
 fn main() -> Measured {

@@ -82,3 +82,10 @@ pub fn probe_bytes() -> &'static [u8] {
 pub fn wasm_probe_bytes() -> &'static [u8] {
     include_bytes!(env!("STOCKADE_WASM_PROBE"))
 }
+
+/// A WebAssembly command that makes every call of WASI preview 1, in an empty directory, with the arguments
+/// `one` and `two words` and the variable `GIVEN` of the value `value`: it exits with 77 if each came out as
+/// it has to. Empty where there is no compiler for it.
+pub fn wasi_calls_bytes() -> &'static [u8] {
+    include_bytes!(env!("STOCKADE_WASI_CALLS"))
+}

@@ -32,7 +32,7 @@ mod worker;
 mod workshop;
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -45,7 +45,6 @@ pub use worker::worker;
 pub use workshop::Worker;
 
 use body::Body;
-use cache::Cache;
 use engine::{Machines, Supply};
 use isolated::{IsolatedSandbox, Walls};
 use program::Library;
@@ -100,7 +99,7 @@ impl Live {
 /// How a wasm backend is to be.
 #[derive(Default)]
 pub struct Settings {
-    cache: Option<Cache>,
+    cache: Option<PathBuf>,
     modules: HashMap<String, Data>,
     worker: Option<Worker>,
     walls_may_lack: bool,
@@ -111,7 +110,7 @@ impl Settings {
     /// be used costs time and nothing else.
     #[must_use]
     pub fn cached(self, directory: &Path) -> Self {
-        Self { cache: Cache::open(directory).ok(), ..self }
+        Self { cache: Some(directory.to_owned()), ..self }
     }
 
     /// Gives every sandbox a module by its bytes, in binary or text form, under a name that commands

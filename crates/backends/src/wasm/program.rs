@@ -2,7 +2,8 @@
 //! warm for the next time.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 use wasmtime::component::Component;
@@ -33,17 +34,21 @@ type Kept = VecDeque<(Mode, Hash, Arc<Program>)>;
 /// Where programs come from.
 pub(super) struct Library {
     warm: Mutex<Kept>,
-    cache: Option<Cache>,
+    directory: Option<PathBuf>,
+    cache: OnceLock<Option<Cache>>,
 }
 
 impl Library {
-    pub(super) fn new(cache: Option<Cache>) -> Self {
-        Self { warm: Mutex::default(), cache }
+    /// A library that keeps what it compiles in a directory, if it has one.
+    pub(super) fn new(directory: Option<PathBuf>) -> Self {
+        Self { warm: Mutex::default(), directory, cache: OnceLock::new() }
     }
 
-    /// Where compiled code is kept, if anywhere.
+    /// Where compiled code is kept, if anywhere. A directory that cannot be used costs time, and
+    /// nothing else.
     pub(super) fn cache(&self) -> Option<&Cache> {
-        self.cache.as_ref()
+        let open = || self.directory.as_deref().and_then(|directory| Cache::open(directory).ok());
+        self.cache.get_or_init(open).as_ref()
     }
 
     fn warm(&self) -> MutexGuard<'_, Kept> {
@@ -77,14 +82,14 @@ impl Library {
 
     fn prepare(&self, machine: &Machine, binary: &[u8], hash: &Hash) -> Result<Program, Unfit> {
         let kind = check::look(binary)?;
-        if let Some(cache) = &self.cache
+        if let Some(cache) = self.cache()
             && let Some(compiled) = cache.find(&machine.key(), hash)
             && let Ok(program) = revive(machine, kind, &compiled)
         {
             return Ok(program);
         }
         let (program, compiled) = compile(machine, kind, binary)?;
-        if let Some(cache) = &self.cache
+        if let Some(cache) = self.cache()
             && let Ok(compiled) = compiled
         {
             // A cache that cannot be written to costs time, and nothing else.

@@ -37,12 +37,12 @@ pub(super) struct Job {
     pub streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
 }
 
-/// Runs a program until it ends, or until somebody wants it to.
+/// Runs a program until it ends, or until somebody ends it and says how.
 pub(super) async fn run(
     machine: &Machine,
     program: &Program,
     job: Job,
-    killed: impl Future<Output = ()>,
+    ended: impl Future<Output = ExitStatus>,
 ) -> Exit {
     let limits = job.limits;
     let mut store = match store(machine, job) {
@@ -52,13 +52,13 @@ pub(super) async fn run(
     let _running = machine.running();
     let done = tokio::select! {
         biased;
-        () = killed => None,
-        done = drive(&mut store, program) => Some(done),
+        status = ended => Err(status),
+        done = drive(&mut store, program) => Ok(done),
     };
     let status = match done {
-        Some(Ok(code)) => ExitStatus::Exited(code),
-        Some(Err(error)) => judge(&error, &store.data().meter),
-        None => ExitStatus::Signalled(Signal::KILL),
+        Ok(Ok(code)) => ExitStatus::Exited(code),
+        Ok(Err(error)) => judge(&error, &store.data().meter),
+        Err(status) => status,
     };
     let left = store.get_fuel().ok().filter(|_| machine.mode.counts());
     Exit {

@@ -1,5 +1,6 @@
 //! A sandbox whose programs run in this process.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stockade_core::{
     Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Process, Result, Sandbox,
-    SandboxId, SnapshotId, SnapshotKind, StartFailure, Stdin, StreamId,
+    SandboxId, Signal, SnapshotId, SnapshotKind, StartFailure, Stdin, StreamId,
 };
 use wasmtime_wasi::WasiCtxBuilder;
 
@@ -23,6 +24,9 @@ use crate::linux::running::left_behind;
 
 /// How long a program may take to end that was told to; compiling cannot be interrupted.
 const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How often a program's sandbox is looked for.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// The programs of a sandbox that have not ended.
 #[derive(Default)]
@@ -146,13 +150,17 @@ impl Plan {
                 builder.stdin(Inlet::new(input));
             }
         };
-        let ended = match self.prepare(Box::new(streams)) {
+        let prepared = self.prepare(Box::new(streams));
+        let ended = match prepared {
             Ok(Prepared { machine, program, job }) => {
-                let killed = async move {
-                    // Nobody who could want it ended is left: then it must not go on either.
-                    let _ = killed.wait_for(|killed| *killed).await;
+                let ended = async move {
+                    tokio::select! {
+                        // Nobody who could want it ended is left: then it must not go on either.
+                        _ = killed.wait_for(|killed| *killed) => ExitStatus::Signalled(Signal::KILL),
+                        status = taken_away(&self.body.tree.private) => status,
+                    }
                 };
-                run::run(&machine, &program, job, killed).await
+                run::run(&machine, &program, job, ended).await
             }
             Err(failure) => ExitStatus::StartFailed(failure).into(),
         };
@@ -198,5 +206,15 @@ impl Plan {
         // Last: of two that fit a relative path alike, programs take the one they saw later.
         openings.push(Opening { dir: start.dir, at: ".".into(), read_only: start.place.read_only });
         Ok(openings)
+    }
+}
+
+/// Waits until somebody who has no handle takes the sandbox away, which they do by its files.
+async fn taken_away(private: &Path) -> ExitStatus {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if !private.exists() {
+            return ExitStatus::Lost("its sandbox was taken away".into());
+        }
     }
 }

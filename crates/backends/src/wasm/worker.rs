@@ -123,7 +123,7 @@ fn perform(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| lacking(&error.to_string()))?;
-    Ok(runtime.block_on(run::run(&machine, &program, job, std::future::pending())))
+    Ok(runtime.block_on(run::run(&machine, &program, job, std::future::pending::<ExitStatus>())))
 }
 
 /// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
