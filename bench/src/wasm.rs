@@ -91,7 +91,8 @@ async fn run(sandbox: &dyn Sandbox) -> Result<(), Box<dyn Error>> {
 
 /// Prints medians, 99th percentiles and ratios.
 pub fn measure() -> Measured {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     println!("wasm: one small module, in this process");
     runtime.block_on(compare())
 }

@@ -10,7 +10,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"])?;
     println!("cargo::rustc-env=STOCKADE_PROBE={}", probe.display());
     let here = std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no crate")?);
-    for (name, directory) in [("STOCKADE_WASM_PROBE", "probe-wasm"), ("STOCKADE_WASI_CALLS", "wasi-calls")] {
+    for (name, directory) in
+        [("STOCKADE_WASM_PROBE", "probe-wasm"), ("STOCKADE_WASI_CALLS", "wasi-calls")]
+    {
         println!("cargo::rustc-env={name}={}", wasm(&here.join(directory), directory)?.display());
     }
     println!("cargo::rustc-check-cfg=cfg(no_vm)");
@@ -36,7 +38,8 @@ fn has_machine() -> bool {
 fn wasm(sources: &Path, name: &str) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed={}", sources.display());
     println!("cargo::rustc-check-cfg=cfg(no_wasm)");
-    let out = Path::new(&std::env::var_os("OUT_DIR").ok_or("no directory")?).join(format!("{name}.wasm"));
+    let out =
+        Path::new(&std::env::var_os("OUT_DIR").ok_or("no directory")?).join(format!("{name}.wasm"));
     let all = std::fs::read_dir(sources)?.collect::<Result<Vec<_>, _>>()?;
     let paths = all.into_iter().map(|entry| entry.path());
     let files = paths.filter(|path| path.extension().is_some_and(|end| end == "c"));

@@ -86,9 +86,11 @@ const GREETS: &str = r#"(component
             (i32.const 0)))
     (core instance $i (instantiate $m))
     (func $sum (param "all" (list u32)) (result u64)
-        (canon lift (core func $i "sum") (memory $i "memory") (realloc (func $i "realloc"))))
+        (canon lift (core func $i "sum") (memory (core memory $i "memory"))
+            (realloc (core func $i "realloc"))))
     (func $same (param "text" string) (result string)
-        (canon lift (core func $i "same") (memory $i "memory") (realloc (func $i "realloc"))))
+        (canon lift (core func $i "same") (memory (core memory $i "memory"))
+            (realloc (core func $i "realloc"))))
     (instance $texts (export "same" (func $same)))
     (export "sum" (func $sum))
     (export "test:greets/texts" (instance $texts)))"#;
@@ -145,7 +147,8 @@ async fn a_program_is_given_by_bytes_by_file_or_lies_in_the_workspace_in_text_or
 #[tokio::test]
 async fn a_command_component_runs_and_says_how_it_ended() {
     for (result, code) in [(0, 0), (1, 1)] {
-        let (engine, _state) = engine(Settings::default().with_module("c", component(result))).await;
+        let (engine, _state) =
+            engine(Settings::default().with_module("c", component(result))).await;
         let (outcome, _) = run(&engine, spec(), Command::program(["c"])).await;
         assert_eq!(outcome.ending, Ending::Exited(code));
     }

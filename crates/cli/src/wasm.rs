@@ -96,12 +96,8 @@ async fn instantiate(args: &CallArgs, printer: &Printer) -> Result<Instance> {
         let message = format!("`{}` cannot be read", args.file.display());
         Error::new(ErrorCode::Invalid, "wasm call", message).source(error)
     })?;
-    let own = Limits {
-        fuel: args.fuel,
-        memory: args.mem,
-        wall_time: args.timeout,
-        ..Limits::default()
-    };
+    let own =
+        Limits { fuel: args.fuel, memory: args.mem, wall_time: args.timeout, ..Limits::default() };
     let settings = Settings::load(None, printer)?;
     let limits = own.or(settings.limits).or(Limits::defaults());
     let backend = registry::wasm(None, Isolation::Declined);

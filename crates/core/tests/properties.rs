@@ -21,16 +21,18 @@ fn limits() -> impl Strategy<Value = Limits> {
     let cpu = option::of(any::<u32>().prop_map(Millicores));
     let fuel = option::of(any::<u64>());
     (cpu, span(), span(), bytes(), bytes(), count(), count(), bytes(), fuel).prop_map(
-        |(cpu_rate, cpu_time, wall_time, memory, disk, processes, open_files, output, fuel)| Limits {
-            cpu_rate,
-            cpu_time,
-            wall_time,
-            memory,
-            disk,
-            processes,
-            open_files,
-            output,
-            fuel,
+        |(cpu_rate, cpu_time, wall_time, memory, disk, processes, open_files, output, fuel)| {
+            Limits {
+                cpu_rate,
+                cpu_time,
+                wall_time,
+                memory,
+                disk,
+                processes,
+                open_files,
+                output,
+                fuel,
+            }
         },
     )
 }
@@ -184,7 +186,12 @@ fn outcome() -> impl Strategy<Value = Outcome> {
     };
     let number = || option::of(any::<u64>());
     let usage = (any::<u64>(), number(), number(), number()).prop_map(
-        |(wall_ms, cpu_ms, peak_memory_bytes, fuel)| Usage { wall_ms, cpu_ms, peak_memory_bytes, fuel },
+        |(wall_ms, cpu_ms, peak_memory_bytes, fuel)| Usage {
+            wall_ms,
+            cpu_ms,
+            peak_memory_bytes,
+            fuel,
+        },
     );
     (ending(), stream(), stream(), usage, vec(enforcement(), 0..4)).prop_map(
         |(ending, stdout, stderr, usage, limits)| Outcome { ending, stdout, stderr, usage, limits },

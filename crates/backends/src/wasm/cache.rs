@@ -94,7 +94,8 @@ impl Cache {
         let path = self.path(machine, hash);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let draft = self.entries.join(format!("draft-{}-{number}", std::process::id()));
-        let written = self.write(&draft, &name(&path), code).and_then(|()| fs::rename(&draft, &path));
+        let written =
+            self.write(&draft, &name(&path), code).and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
             let _ = fs::remove_file(&draft);
         }

@@ -10,6 +10,8 @@ const LARGEST_TEXT: usize = 16 << 20;
 const FUNCTIONS: u64 = 200_000;
 /// The most code in one function: compiling takes more than proportionally longer.
 const FUNCTION: usize = 4 << 20;
+/// The most entries of a table to begin with.
+pub(super) const TABLE: u64 = 100_000;
 /// How deep components lie in each other.
 const DEPTH: usize = 16;
 
@@ -61,6 +63,7 @@ fn first_line(text: &str) -> String {
 }
 
 /// Counts what is in it; everything else is found by validation when it is compiled.
+#[expect(clippy::wildcard_enum_match_arm, reason = "other sections are left to validation")]
 pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
     let malformed =
         |error: wasmparser::BinaryReaderError| Unfit::Malformed(first_line(&error.to_string()));
@@ -74,9 +77,20 @@ pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
                     wasmparser::Encoding::Component => Kind::Component,
                 });
             }
+            Payload::TableSection(tables) => {
+                for table in tables {
+                    if table.map_err(malformed)?.ty.initial > TABLE {
+                        return Err(Unfit::TooMuch(format!(
+                            "has a table of more than {TABLE} entries"
+                        )));
+                    }
+                }
+            }
             Payload::FunctionSection(section) => functions += u64::from(section.count()),
             Payload::CodeSectionEntry(body) if body.as_bytes().len() > FUNCTION => {
-                return Err(Unfit::TooMuch(format!("has a function of more than {FUNCTION} bytes")));
+                return Err(Unfit::TooMuch(format!(
+                    "has a function of more than {FUNCTION} bytes"
+                )));
             }
             Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
             Payload::End(_) => depth = depth.saturating_sub(1),

@@ -9,6 +9,7 @@ use wasmtime::{
     Config, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig, WasmFeatures,
 };
 
+use super::check::TABLE;
 use super::state::State;
 use super::{preview1, preview2};
 
@@ -24,8 +25,6 @@ const INSTANCES: u32 = 4096;
 const MEMORIES: u32 = 2048;
 /// The largest memory of an instance; the sandbox's own limit is below it.
 const LARGEST_MEMORY: usize = 4 << 30;
-/// The largest table of an instance.
-const LARGEST_TABLE: usize = 100_000;
 
 /// What is added to the code of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -156,7 +155,7 @@ fn pool() -> PoolingAllocationConfig {
         .total_tables(INSTANCES)
         .total_stacks(MEMORIES)
         .max_memory_size(LARGEST_MEMORY)
-        .table_elements(LARGEST_TABLE)
+        .table_elements(usize::try_from(TABLE).unwrap_or(usize::MAX))
         .max_core_instance_size(8 << 20)
         .max_component_instance_size(8 << 20)
         .max_unused_warm_slots(64)

@@ -196,7 +196,9 @@ impl TreeFiles {
         found.writable()?;
         match unlinkat(&parent, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(Errno::ISDIR | Errno::PERM) => clear(&parent, name).map_err(|errno| found.fail(errno)),
+            Err(Errno::ISDIR | Errno::PERM) => {
+                clear(&parent, name).map_err(|errno| found.fail(errno))
+            }
             Err(errno) => Err(found.fail(errno)),
         }
     }

@@ -34,9 +34,7 @@ pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, 
 pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
     let missing = || StartFailure::NotFound(format!("there is no `{name}`"));
     let located = match name.starts_with('/') {
-        true => name.parse().ok().and_then(|path: SandboxPath| {
-            tree.locate(&path).map(|(place, rest)| (place, rest))
-        }),
+        true => name.parse().ok().and_then(|path: SandboxPath| tree.locate(&path)),
         false => Some((start.place, format!("{}/{name}", start.rest))),
     };
     let (place, rest) = located.ok_or_else(missing)?;

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use async_trait::async_trait;
 use stockade_core::{
     Admitted, Backend, Bytes, Command, EffectiveLimits, EnvName, Error, ErrorCode, ExitStatus,
-    Files, HostPath, Limits, Process, ProcessControl, Result, Sandbox, SandboxId,
-    SandboxSpec, Signal, SnapshotId, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    Files, HostPath, Limits, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
+    Signal, SnapshotId, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 
 use super::body::{Body, environment};

@@ -58,7 +58,8 @@ fn files(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         MODULE,
         "path_open",
-        |mut caller: Caller<'_, State>, (dir, look, path, len, how, base, inherit, flags, out): Open| {
+        |mut caller: Caller<'_, State>,
+         (dir, look, path, len, how, base, inherit, flags, out): Open| {
             Box::new(async move {
                 let (mut memory, state) = split(&mut caller)?;
                 if state.descriptors.is_full() {
@@ -66,7 +67,17 @@ fn files(linker: &mut Linker<State>) -> Result<()> {
                 }
                 let ctx = &mut state.wasi;
                 let errno = wasi::path_open(
-                    ctx, &mut memory, dir, look, path, len, how, base, inherit, flags, out,
+                    ctx,
+                    &mut memory,
+                    dir,
+                    look,
+                    path,
+                    len,
+                    how,
+                    base,
+                    inherit,
+                    flags,
+                    out,
                 )
                 .await?;
                 if errno == 0 {
@@ -77,16 +88,20 @@ fn files(linker: &mut Linker<State>) -> Result<()> {
             })
         },
     )?;
-    linker.func_wrap_async(MODULE, "fd_close", |mut caller: Caller<'_, State>, (fd,): (i32,)| {
-        Box::new(async move {
-            let (mut memory, state) = split(&mut caller)?;
-            let errno = wasi::fd_close(&mut state.wasi, &mut memory, fd).await?;
-            if errno == 0 {
-                state.descriptors.closed(fd.cast_unsigned());
-            }
-            Ok(errno)
-        })
-    })?;
+    linker.func_wrap_async(
+        MODULE,
+        "fd_close",
+        |mut caller: Caller<'_, State>, (fd,): (i32,)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let errno = wasi::fd_close(&mut state.wasi, &mut memory, fd).await?;
+                if errno == 0 {
+                    state.descriptors.closed(fd.cast_unsigned());
+                }
+                Ok(errno)
+            })
+        },
+    )?;
     linker.func_wrap_async(
         MODULE,
         "fd_renumber",
@@ -126,7 +141,8 @@ fn writes(linker: &mut Linker<State>) -> Result<()> {
                     Ok(room) => room,
                     Err(errno) => return Ok(errno),
                 };
-                let errno = wasi::fd_write(&mut state.wasi, &mut memory, fd, list, count, out).await;
+                let errno =
+                    wasi::fd_write(&mut state.wasi, &mut memory, fd, list, count, out).await;
                 settle(state, &memory, room, errno?, out)
             })
         },
@@ -190,13 +206,7 @@ fn room(
 }
 
 /// Gives back the room that was not needed.
-fn settle(
-    state: &State,
-    memory: &GuestMemory<'_>,
-    room: u64,
-    errno: i32,
-    out: i32,
-) -> Result<i32> {
+fn settle(state: &State, memory: &GuestMemory<'_>, room: u64, errno: i32, out: i32) -> Result<i32> {
     if room > 0 {
         let written = match errno {
             0 => u64::from(memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?),

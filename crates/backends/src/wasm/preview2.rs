@@ -29,7 +29,6 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     open(&mut files)?;
     write(&mut files)?;
     streams(&mut files)?;
-    drop(files);
     linker.allow_shadowing(false);
     Ok(linker)
 }
@@ -65,7 +64,8 @@ fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
 fn write(files: &mut LinkerInstance<'_, State>) -> Result<()> {
     files.func_wrap_async(
         "[method]descriptor.write",
-        |mut store: StoreContextMut<'_, State>, (fd, data, at): (Resource<Descriptor>, Vec<u8>, u64)| {
+        |mut store: StoreContextMut<'_, State>,
+         (fd, data, at): (Resource<Descriptor>, Vec<u8>, u64)| {
             Box::new(async move {
                 let state = store.data_mut();
                 let wanted = data.len() as u64;

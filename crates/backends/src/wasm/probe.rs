@@ -77,7 +77,8 @@ pub(super) fn measure(
     }
     let walled = walls.is_some() && missing.is_none();
     let machine = shared.machines.get(Mode::Plain);
-    let loads = machine.is_some_and(|machine| shared.library.load(&machine, NOTHING.to_vec()).is_ok());
+    let loads =
+        machine.is_some_and(|machine| shared.library.load(&machine, NOTHING.to_vec()).is_ok());
     if !loads {
         let reason = "no code can be compiled for this processor, or memory made executable";
         let remedy = "use a machine that lets programs make memory executable";

@@ -40,7 +40,9 @@ pub(super) async fn relay(relay: Relay) {
             // Nobody reads any more: it is on its way to being ended.
             Some(event @ ProcessEvent::Output(..)) => drop(out.send(event).await),
             Some(ProcessEvent::Exit(exit)) => break exit,
-            None => break ExitStatus::Lost("the worker's events ended without an exit".into()).into(),
+            None => {
+                break ExitStatus::Lost("the worker's events ended without an exit".into()).into();
+            }
         }
     };
     feeding.abort();

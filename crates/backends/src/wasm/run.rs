@@ -166,6 +166,7 @@ pub(super) fn judge(error: &Error, meter: &Meter) -> ExitStatus {
 }
 
 /// A trap as the signal that the same mistake brings about in a program of the host's own kind.
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else it comes to know aborts")]
 fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
     const ABORTED: Signal = Signal(6);
     const ARITHMETIC: Signal = Signal(8);

@@ -51,7 +51,7 @@ pub(super) fn bring_back(tree: &Tree, snapshot: &SnapshotId) -> Result<()> {
     for (number, place) in writable(tree) {
         let copied = open(&place.dir, ".").and_then(|to| {
             empty(&to)?;
-            copy_all(&open(CWD, &at.join(number.to_string()))?, &to, 0)
+            copy_all(&open(CWD, at.join(number.to_string()))?, &to, 0)
         });
         copied.map_err(|errno| fault("restore", "the files cannot be brought back", errno))?;
     }
@@ -116,12 +116,7 @@ fn copy_all(from: &OwnedFd, to: &OwnedFd, depth: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-fn copy_file(
-    from: &OwnedFd,
-    to: &OwnedFd,
-    name: &std::ffi::CStr,
-    mode: Mode,
-) -> Result<(), Errno> {
+fn copy_file(from: &OwnedFd, to: &OwnedFd, name: &std::ffi::CStr, mode: Mode) -> Result<(), Errno> {
     let read = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let write = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let mut source = File::from(openat(from, name, read, Mode::empty())?);

@@ -111,8 +111,8 @@ fn perform(
     let machine = machines.get(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
     let (kind, code) = code(order)?;
     let name = argv.first().cloned().unwrap_or_default();
-    let program = program::revive(&machine, kind, &code)
-        .map_err(|unfit| find::refused(&name, &unfit))?;
+    let program =
+        program::revive(&machine, kind, &code).map_err(|unfit| find::refused(&name, &unfit))?;
     let job = Job {
         argv,
         env: std::env::vars().collect(),

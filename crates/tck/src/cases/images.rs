@@ -56,7 +56,8 @@ async fn module(kit: Kit) -> Verdict {
         ran.exited(23)?;
     }
     let listed = kit.run_with(spec, Command::program(["given", "list", "/"])).await?.facts()?;
-    let holds = |name: &str| listed["names"].as_array().is_some_and(|all| all.contains(&json!(name)));
+    let holds =
+        |name: &str| listed["names"].as_array().is_some_and(|all| all.contains(&json!(name)));
     check!(!holds("usr") && !holds("etc"), "expected nothing of the host's root, saw {listed}");
     Ok(())
 }

@@ -155,7 +155,11 @@ async fn no_privilege(kit: Kit) -> Verdict {
     let facts = kit.facts(["report"]).await?;
     if kit.is_wasm() {
         // There is no call that could tell, nor one that a privilege could be used with.
-        same!("privileges", (&facts["noNewPrivs"], &facts["capabilities"]), (&json!(null), &json!(null)));
+        same!(
+            "privileges",
+            (&facts["noNewPrivs"], &facts["capabilities"]),
+            (&json!(null), &json!(null))
+        );
         return Ok(());
     }
     same!("no_new_privs", facts["noNewPrivs"], json!("1"));

@@ -187,7 +187,10 @@ async fn fuel(kit: Kit) -> Verdict {
     room.run(["burn", "30000"]).await?.ended(&Ending::LimitExceeded(LimitKind::Fuel))?;
     let ran = room.run(["exit", "3"]).await?.exited(3)?;
     let used = ran.outcome.usage.fuel;
-    check!(used.is_some_and(|used| (1..5_000_000).contains(&used)), "expected a count, saw {used:?}");
+    check!(
+        used.is_some_and(|used| (1..5_000_000).contains(&used)),
+        "expected a count, saw {used:?}"
+    );
     Ok(())
 }
 
@@ -205,6 +208,9 @@ async fn deterministic(kit: Kit) -> Verdict {
     check!(!first.0.is_empty(), "expected facts about the world, saw none");
     same!("output and fuel of a second run", second, first);
     let other = world(3, false).await?;
-    check!(other.0 != first.0, "expected another world without being asked to fix it, saw the same");
+    check!(
+        other.0 != first.0,
+        "expected another world without being asked to fix it, saw the same"
+    );
     Ok(())
 }

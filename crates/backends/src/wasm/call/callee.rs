@@ -72,14 +72,17 @@ impl Callee {
     pub(super) fn functions(&mut self) -> Vec<String> {
         match &self.made {
             Made::Core(instance) => {
-                let all: Vec<_> = instance.exports(&mut self.store).map(|e| e.name().to_owned()).collect();
+                let all: Vec<_> =
+                    instance.exports(&mut self.store).map(|e| e.name().to_owned()).collect();
                 let own = all.into_iter().filter(|name| !exports::is_ours(name));
                 own.filter(|name| instance.get_func(&mut self.store, name).is_some()).collect()
             }
             Made::Component(_, component) => {
                 let engine = &self.machine.engine;
                 let kind = component.component_type();
-                kind.exports(engine).flat_map(|(name, item)| named(engine, name, &item.ty)).collect()
+                kind.exports(engine)
+                    .flat_map(|(name, item)| named(engine, name, &item.ty))
+                    .collect()
             }
         }
     }
@@ -133,7 +136,8 @@ fn named(engine: &wasmtime::Engine, name: &str, item: &ComponentItem) -> Vec<Str
         ComponentItem::ComponentFunc(_) => vec![name.to_owned()],
         ComponentItem::ComponentInstance(interface) => {
             let functions = interface.exports(engine);
-            let own = functions.filter(|(_, inner)| matches!(inner.ty, ComponentItem::ComponentFunc(_)));
+            let own =
+                functions.filter(|(_, inner)| matches!(inner.ty, ComponentItem::ComponentFunc(_)));
             own.map(|(function, _)| format!("{name}#{function}")).collect()
         }
         ComponentItem::CoreFunc(_)
@@ -181,7 +185,10 @@ async fn call_core(
         Arguments::Values(values) => values.iter().map(to_core).collect::<Result<_>>()?,
         Arguments::Text(texts) => {
             demand(expected, texts.len())?;
-            kind.params().zip(&texts).map(|(kind, text)| read(&kind, text)).collect::<Result<_>>()?
+            kind.params()
+                .zip(&texts)
+                .map(|(kind, text)| read(&kind, text))
+                .collect::<Result<_>>()?
         }
     };
     demand(expected, arguments.len())?;
@@ -254,7 +261,9 @@ fn ended(error: &wasmtime::Error, store: &Store<State>) -> Error {
             (ErrorCode::TooLarge, format!("it went beyond its {limit} limit"))
         }
         ExitStatus::Exited(code) => (ErrorCode::Gone, format!("it exited with {code}")),
-        ExitStatus::Signalled(signal) => (ErrorCode::Gone, format!("it trapped ({signal}): {error}")),
+        ExitStatus::Signalled(signal) => {
+            (ErrorCode::Gone, format!("it trapped ({signal}): {error}"))
+        }
         ExitStatus::StartFailed(failure) => (ErrorCode::Invalid, failure.detail().to_owned()),
         ExitStatus::Lost(why) => (ErrorCode::Gone, why),
     };
@@ -278,6 +287,7 @@ fn read(kind: &ValType, text: &str) -> Result<CoreVal> {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else there comes to be is refused")]
 fn to_core(value: &Val) -> Result<CoreVal> {
     match value {
         Val::S32(value) => Ok(CoreVal::I32(*value)),
@@ -290,6 +300,7 @@ fn to_core(value: &Val) -> Result<CoreVal> {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else there comes to be is refused")]
 fn from_core(value: &CoreVal) -> Result<Val> {
     match value {
         CoreVal::I32(value) => Ok(Val::S32(*value)),

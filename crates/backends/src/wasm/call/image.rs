@@ -44,11 +44,7 @@ impl Image {
         self.parts.iter().map(|(_, part)| size(part)).sum()
     }
 
-    pub(super) fn take(
-        store: &mut Store<State>,
-        instance: Instance,
-        of: u64,
-    ) -> Result<Self> {
+    pub(super) fn take(store: &mut Store<State>, instance: Instance, of: u64) -> Result<Self> {
         let state: Vec<(String, Extern)> = instance
             .exports(&mut *store)
             .filter(|export| is_ours(export.name()))
@@ -100,13 +96,16 @@ fn put(store: &mut Store<State>, into: Extern, part: &Part) -> Result<()> {
     match (into, part) {
         (Extern::Memory(memory), Part::Memory(bytes)) => {
             let data = memory.data_mut(&mut *store);
-            let (front, rest) = data.split_at_mut_checked(bytes.len()).ok_or_else(|| unfit("it shrank"))?;
+            let (front, rest) =
+                data.split_at_mut_checked(bytes.len()).ok_or_else(|| unfit("it shrank"))?;
             front.copy_from_slice(bytes);
             // Memory never shrinks: what was added since is as it was when it was added.
             rest.fill(0);
             Ok(())
         }
-        (Extern::Global(global), Part::Global(value)) => global.set(&mut *store, *value).map_err(failed),
+        (Extern::Global(global), Part::Global(value)) => {
+            global.set(&mut *store, *value).map_err(failed)
+        }
         (Extern::Table(table), Part::Table(all)) => {
             for (at, entry) in (0..).zip(all) {
                 table.set(&mut *store, at, entry.clone()).map_err(failed)?;
