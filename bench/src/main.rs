@@ -16,13 +16,14 @@ mod ssh;
 mod sshd;
 mod table;
 mod views;
+mod wasm;
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
 
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 7] = [
+const ALL: [Measurement; 8] = [
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
     ("native", native::measure),
@@ -30,6 +31,7 @@ const ALL: [Measurement; 7] = [
     ("search", search::measure),
     ("ssh", ssh::measure),
     ("views", views::measure),
+    ("wasm", wasm::measure),
 ];
 
 fn main() -> Measured {

@@ -1,6 +1,6 @@
-//! Builds the probe statically, so that the kit can carry it into any sandbox; and sees whether a
-//! virtual machine and gVisor's runtime can be started here, so that a test that needs one is reported as
-//! ignored if not.
+//! Builds the probe statically, so that the kit can carry it into any sandbox, and as WebAssembly; and
+//! sees whether a virtual machine and gVisor's runtime can be started here, so that a test that needs one
+//! is reported as ignored if not, as are those that need the compiler for WebAssembly.
 
 use std::path::Path;
 
@@ -9,6 +9,12 @@ include!("../../build/static_bin.rs");
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"])?;
     println!("cargo::rustc-env=STOCKADE_PROBE={}", probe.display());
+    let here = std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no crate")?);
+    for (name, directory) in
+        [("STOCKADE_WASM_PROBE", "probe-wasm"), ("STOCKADE_WASI_CALLS", "wasi-calls")]
+    {
+        println!("cargo::rustc-env={name}={}", wasm(&here.join(directory), directory)?.display());
+    }
     println!("cargo::rustc-check-cfg=cfg(no_vm)");
     println!("cargo::rustc-check-cfg=cfg(no_runsc)");
     println!("cargo::rerun-if-env-changed=CI");
@@ -31,4 +37,28 @@ fn has_machine() -> bool {
     let mut names = boot.filter_map(|entry| entry.file_name().into_string().ok());
     let kernel = names.any(|name| name.starts_with("vmlinuz-") && name.ends_with("-cloud-amd64"));
     kernel && programs.iter().all(|program| Path::new(program).exists())
+}
+
+/// C as a WebAssembly command, by the distribution's compiler. An empty file where there is none.
+fn wasm(sources: &Path, name: &str) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed={}", sources.display());
+    println!("cargo::rustc-check-cfg=cfg(no_wasm)");
+    let out =
+        Path::new(&std::env::var_os("OUT_DIR").ok_or("no directory")?).join(format!("{name}.wasm"));
+    let all = std::fs::read_dir(sources)?.collect::<Result<Vec<_>, _>>()?;
+    let paths = all.into_iter().map(|entry| entry.path());
+    let files = paths.filter(|path| path.extension().is_some_and(|end| end == "c"));
+    let mut clang = std::process::Command::new("clang");
+    clang.args(["--target=wasm32-wasi", "-O2", "-Wall", "-Wextra", "-Werror", "-s", "-o"]);
+    let built = clang.arg(&out).args(files).status();
+    if built.as_ref().is_ok_and(|status| status.success()) {
+        return Ok(out);
+    }
+    // Where every change is judged, nothing is left out for want of a package.
+    if std::env::var_os("CI").is_some() {
+        return Err(format!("the WebAssembly probe could not be built: {built:?}").into());
+    }
+    println!("cargo::rustc-cfg=no_wasm");
+    std::fs::write(&out, [])?;
+    Ok(out)
 }

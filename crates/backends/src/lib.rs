@@ -18,3 +18,5 @@ pub mod mock;
 pub mod native;
 #[cfg(feature = "ssh")]
 pub mod ssh;
+#[cfg(feature = "wasm")]
+pub mod wasm;

@@ -96,6 +96,9 @@ pub struct SurroundingArgs {
     /// Note something beside the record. No place for secrets.
     #[arg(long = "label", value_name = "K=V")]
     pub labels: Vec<LabelArg>,
+    /// Fix clocks, randomness and numbers, so that the same input gives the same output.
+    #[arg(long)]
+    pub deterministic: bool,
     /// Do without a feature that this host cannot offer; may be given several times.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     pub without: Vec<Feature>,
@@ -129,6 +132,9 @@ pub struct LimitArgs {
     /// Open files of each process. [default: 1024]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
     pub open_files: Option<u32>,
+    /// Instructions, by the same count on every machine; WebAssembly only.
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = instructions)]
+    pub fuel: Option<u64>,
 }
 
 /// A kind of image and where it is.
@@ -199,6 +205,7 @@ impl SpecArgs {
             user: around.user,
             workdir: place.workdir.clone(),
             network: around.net.clone().map(|net| net.0).unwrap_or_default(),
+            deterministic: around.deterministic,
             limits: self.limits.limits().or(settings.limits),
             tenant: around.tenant.clone().or(settings.tenant.clone()).unwrap_or_default(),
             labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
@@ -220,6 +227,7 @@ impl LimitArgs {
             processes: self.pids,
             open_files: self.open_files,
             output: self.max_output,
+            fuel: self.fuel,
         }
     }
 }
@@ -242,6 +250,10 @@ impl MountArg {
 }
 
 fn count(given: &str) -> Result<u32, String> {
+    given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
+}
+
+fn instructions(given: &str) -> Result<u64, String> {
     given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
 }
 

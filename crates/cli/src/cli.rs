@@ -19,6 +19,7 @@ use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
 use crate::views::WorkspaceArgs;
+use crate::wasm::WasmArgs;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]
@@ -67,6 +68,8 @@ pub enum Verb {
     Mcp(McpArgs),
     /// Look at changes that were kept apart; apply or discard them.
     Workspace(WorkspaceArgs),
+    /// Call the functions of a WebAssembly module or component.
+    Wasm(WasmArgs),
     /// Show what each backend was measured to have on this host.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.

@@ -11,6 +11,7 @@ use crate::detect::MEASURING;
 use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};
+use crate::wasm;
 
 /// The flags of `run`.
 #[derive(Debug, Args)]
@@ -36,6 +37,9 @@ pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let settings = wanted.settings(printer)?.settings;
     let mut spec = args.spec.spec(&wanted, &settings)?;
     args.command.adjust(&mut spec);
+    if !args.command.is_empty() {
+        wasm::recognise(&mut spec, &mut args.command.command()?)?;
+    }
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
     let measured = engine.detect().await;

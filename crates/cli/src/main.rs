@@ -27,6 +27,7 @@ mod tck;
 mod terminal;
 mod usage;
 mod views;
+mod wasm;
 mod workspace;
 
 use clap::Parser;
@@ -38,6 +39,9 @@ use cli::{Cli, Verb};
 use printer::Printer;
 
 fn main() {
+    if std::env::args_os().nth(1).is_some_and(|role| role == registry::WASM_WORKER) {
+        std::process::exit(stockade_backends::wasm::worker(std::env::args().skip(2)));
+    }
     // First of all: while this process finds out what is wanted, its copy gets ready for it.
     let native = if is_run() { Native::ahead() } else { Native::new() };
     let code = match Cli::try_parse() {
@@ -73,6 +77,7 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Supervise => lasting::supervisor::supervise(printer).await,
         Verb::Mcp(args) => mcp::mcp(args, printer).await,
         Verb::Workspace(args) => views::workspace(args, printer).await,
+        Verb::Wasm(args) => wasm::wasm(args, printer).await,
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Audit(args) => audit::audit(args, printer),

@@ -69,5 +69,6 @@ pub const fn flag(kind: LimitKind) -> &'static str {
         LimitKind::Processes => "--pids",
         LimitKind::OpenFiles => "--open-files",
         LimitKind::Output => "--max-output",
+        LimitKind::Fuel => "--fuel",
     }
 }

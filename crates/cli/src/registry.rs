@@ -1,6 +1,7 @@
 //! The one place that names every backend.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,26 +11,43 @@ use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
 use stockade_backends::ssh::Ssh;
+use stockade_backends::wasm::{self, Wasm, Worker};
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_engine::Engine;
 
 use crate::config::Settings;
 use crate::lasting;
 
+/// The argument by which this program knows that it is to be a worker of the wasm backend.
+pub const WASM_WORKER: &str = "wasm-worker";
+
 /// How often somebody is told that an image is still on its way.
 const BETWEEN_NEWS: Duration = Duration::from_secs(1);
 
-/// Every backend that builds walls, the usual one first.
-pub fn real(settings: &Settings) -> Vec<Arc<dyn Backend>> {
-    real_with(Native::new(), settings)
+/// Whether WebAssembly runs in workers inside native walls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// Where walls are to be had.
+    #[default]
+    Usual,
+    /// Always, or not at all.
+    Demanded,
+    /// In this process.
+    Declined,
 }
 
-fn real_with(native: Native, settings: &Settings) -> Vec<Arc<dyn Backend>> {
+/// Every backend that builds walls, the usual one first.
+pub fn real(settings: &Settings) -> Vec<Arc<dyn Backend>> {
+    real_with(Native::new(), wasm(None, Isolation::Usual), settings)
+}
+
+fn real_with(native: Native, wasm: Wasm, settings: &Settings) -> Vec<Arc<dyn Backend>> {
     vec![
         Arc::new(native),
         Arc::new(Docker::new(settings.docker(), fetching())),
         Arc::new(Gvisor::new()),
         Arc::new(Landlock::new()),
+        Arc::new(wasm),
         Arc::new(Ssh::new(settings.hosts())),
     ]
 }
@@ -48,6 +66,27 @@ fn fetching() -> Progress {
     })
 }
 
+/// The wasm backend, with compiled code kept below the state directory.
+pub fn wasm(state: Option<&Path>, isolation: Isolation) -> Wasm {
+    let settings = wasm::Settings::default();
+    let settings = match state {
+        Some(state) => settings.cached(&state.join("wasm")),
+        None => settings,
+    };
+    let worker = std::env::current_exe().ok();
+    let worker = worker.map(|program| Worker { program, role: vec![WASM_WORKER.into()] });
+    Wasm::new(match (worker, isolation) {
+        (Some(worker), Isolation::Usual) => settings.isolated_if_possible(worker),
+        (Some(worker), Isolation::Demanded) => settings.isolated(worker),
+        (None, _) | (Some(_), Isolation::Declined) => settings,
+    })
+}
+
+/// Whether the programs of one are WebAssembly, which the kit has to know.
+pub fn runs_wasm(name: &BackendName) -> bool {
+    *name == wasm::NAME
+}
+
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
 pub fn has_namespaces(name: &BackendName) -> bool {
     *name != landlock::NAME
@@ -62,17 +101,19 @@ pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backen
 
 /// An engine with every backend there is. What dead ones left is gone when it is open.
 pub async fn engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
-    engine_with(Native::new(), settings, choice).await
+    engine_with(Native::new(), Isolation::Usual, settings, choice).await
 }
 
 /// The same with a native backend that is at hand.
 pub async fn engine_with(
     native: Native,
+    isolation: Isolation,
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Result<Engine> {
-    let engine =
-        Engine::open(settings.engine()?, complete(real_with(native, settings), choice)?).await?;
+    let wasm = wasm(Some(&settings.state_dir()?), isolation);
+    let backends = complete(real_with(native, wasm, settings), choice)?;
+    let engine = Engine::open(settings.engine()?, backends).await?;
     lasting::sweep(&settings.state_dir()?);
     Ok(engine)
 }

@@ -13,9 +13,10 @@ use crate::interrupts::{self, Interrupts};
 use crate::lasting;
 use crate::output::Output;
 use crate::printer::Printer;
-use crate::registry;
+use crate::registry::{self, Isolation};
 use crate::terminal::{self, Raw};
 use crate::views::{self, Settled, Taken, review};
+use crate::wasm;
 
 /// What to run and in what.
 #[derive(Debug, Args)]
@@ -35,13 +36,29 @@ pub struct RunArgs {
     /// ends with it.
     #[arg(long, help_heading = "Command")]
     detach: bool,
+    /// Run WebAssembly in a worker inside native walls, or not at all. [default: where there are any]
+    #[arg(long, help_heading = "WebAssembly", conflicts_with_all = ["no_isolate", "detach"])]
+    isolate: bool,
+    /// Run WebAssembly in this process, without a second wall.
+    #[arg(long, help_heading = "WebAssembly", conflicts_with = "detach")]
+    no_isolate: bool,
     #[command(flatten)]
     command: CommandArgs,
 }
 
+impl RunArgs {
+    fn isolation(&self) -> Isolation {
+        match (self.isolate, self.no_isolate) {
+            (true, _) => Isolation::Demanded,
+            (false, true) => Isolation::Declined,
+            (false, false) => Isolation::Usual,
+        }
+    }
+}
+
 /// Runs the command; answers its exit code.
 pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
-    let command = args.command.command()?;
+    let mut command = args.command.command()?;
     if args.review {
         review::require(printer)?;
         args.spec.place.overlay |= args.spec.place.resume.is_none();
@@ -51,6 +68,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     let settings = &configured.settings;
     let mut spec = args.spec.spec(&wanted, settings)?;
     args.command.adjust(&mut spec);
+    wasm::recognise(&mut spec, &mut command)?;
     if printer.is_json() {
         capture::check(&spec, &command)?;
     }
@@ -61,7 +79,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
         "looking for what earlier commands left",
-        registry::engine_with(native, settings, &spec.backend),
+        registry::engine_with(native, args.isolation(), settings, &spec.backend),
     );
     let engine = match interrupts.unless(opened).await {
         Ok(engine) => engine?,
@@ -131,7 +149,9 @@ async fn start(
 /// Runs a program on this terminal in a fresh sandbox; answers its exit code.
 pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
-    run(RunArgs { spec, review: false, detach: false, command }, Native::new(), printer).await
+    let (isolate, no_isolate) = (false, false);
+    let args = RunArgs { spec, review: false, detach: false, isolate, no_isolate, command };
+    run(args, Native::new(), printer).await
 }
 
 struct Session {

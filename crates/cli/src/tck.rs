@@ -82,11 +82,19 @@ fn judge(
 /// Serves an engine for the kit to kill.
 pub async fn engine(args: &EngineArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let subject = OnHost::new(registry::backend(&settings, &args.backend)?);
+    let subject = on_host(registry::backend(&settings, &args.backend)?)?;
     match serve_engine(&subject).await {
         Ok(()) => Ok(0),
         Err(error) => Err(failed(error.to_string())),
     }
+}
+
+/// With the probe that its programs are like.
+fn on_host(backend: Arc<dyn Backend>) -> Result<OnHost> {
+    if !registry::runs_wasm(&backend.name()) {
+        return Ok(OnHost::new(backend));
+    }
+    OnHost::of_wasm(backend).map_err(|stop| failed(format!("no place for its image: {stop:?}")))
 }
 
 fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
@@ -94,7 +102,7 @@ fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
         .map_err(|error| failed("this program cannot be found").source(error))?;
     let arguments = vec![ENGINE.to_owned(), backend.name().to_string()];
     let namespaces = registry::has_namespaces(&backend.name());
-    let subject = OnHost::new(backend)
+    let subject = on_host(backend)?
         .leaving_nothing_in(std::env::temp_dir())
         .with_engine_process(own, arguments);
     Ok(if namespaces { subject } else { subject.without_namespaces() })

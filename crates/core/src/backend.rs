@@ -180,6 +180,8 @@ pub struct Exit {
     pub cpu_time: Option<Span>,
     /// Highest memory, if the backend can tell.
     pub peak_memory: Option<Bytes>,
+    /// Instructions by the count of [`LimitKind::Fuel`], if it was kept.
+    pub fuel: Option<u64>,
 }
 
 /// What ended a process.
@@ -199,7 +201,7 @@ pub enum ExitStatus {
 
 impl From<ExitStatus> for Exit {
     fn from(status: ExitStatus) -> Self {
-        Self { status, cpu_time: None, peak_memory: None }
+        Self { status, cpu_time: None, peak_memory: None, fuel: None }
     }
 }
 

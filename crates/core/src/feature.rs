@@ -60,6 +60,8 @@ features! {
     ProcessLimit "process-limit" "The number of processes and threads is bounded."
     OpenFilesLimit "open-files-limit" "The number of open files of each process is bounded."
     OutputLimit "output-limit" "The output that is kept and passed on is bounded."
+    FuelLimit "fuel-limit" "The number of instructions of one execution is bounded, by the same count on every machine."
+    Determinism "determinism" "The same input gives the same output, byte for byte: clocks, randomness and numbers are fixed."
     Stdin "stdin" "A running program can be fed input."
     Terminal "terminal" "A program can be given a pseudo-terminal that can be resized."
     Signals "signals" "Signals can be sent to a running program."

@@ -34,6 +34,9 @@ pub struct Limits {
     /// Output of one execution, both streams together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<Bytes>,
+    /// Instructions of one execution, counted the same on every machine. No default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fuel: Option<u64>,
 }
 
 /// Which limit.
@@ -56,11 +59,13 @@ pub enum LimitKind {
     OpenFiles,
     /// Output.
     Output,
+    /// Instructions.
+    Fuel,
 }
 
 impl LimitKind {
     /// Every kind of limit.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::CpuRate,
         Self::CpuTime,
         Self::WallTime,
@@ -69,6 +74,7 @@ impl LimitKind {
         Self::Processes,
         Self::OpenFiles,
         Self::Output,
+        Self::Fuel,
     ];
 
     /// The feature a backend needs to enforce this limit.
@@ -82,6 +88,7 @@ impl LimitKind {
             Self::Processes => Feature::ProcessLimit,
             Self::OpenFiles => Feature::OpenFilesLimit,
             Self::Output => Feature::OutputLimit,
+            Self::Fuel => Feature::FuelLimit,
         }
     }
 
@@ -96,6 +103,7 @@ impl LimitKind {
             Self::Processes => "processes",
             Self::OpenFiles => "open-files",
             Self::Output => "output",
+            Self::Fuel => "fuel",
         }
     }
 }
@@ -123,6 +131,7 @@ impl Limits {
             LimitKind::Processes => self.processes.map(|value| value.to_string()),
             LimitKind::OpenFiles => self.open_files.map(|value| value.to_string()),
             LimitKind::Output => self.output.map(|value| value.to_string()),
+            LimitKind::Fuel => self.fuel.map(|value| value.to_string()),
         }
     }
 
@@ -135,6 +144,7 @@ impl Limits {
             LimitKind::Memory => self.memory == Some(Bytes(0)),
             LimitKind::Processes => self.processes == Some(0),
             LimitKind::OpenFiles => self.open_files == Some(0),
+            LimitKind::Fuel => self.fuel == Some(0),
             // No disk and no output at all are sensible wishes.
             LimitKind::Disk | LimitKind::Output => false,
         };
@@ -152,6 +162,7 @@ impl Limits {
             processes: Some(128),
             open_files: Some(1024),
             output: Some(Bytes::mib(16)),
+            fuel: None,
         }
     }
 
@@ -166,6 +177,7 @@ impl Limits {
             processes: self.processes.or(fallback.processes),
             open_files: self.open_files.or(fallback.open_files),
             output: self.output.or(fallback.output),
+            fuel: self.fuel.or(fallback.fuel),
         }
     }
 
@@ -180,6 +192,7 @@ impl Limits {
             LimitKind::Processes => self.processes = None,
             LimitKind::OpenFiles => self.open_files = None,
             LimitKind::Output => self.output = None,
+            LimitKind::Fuel => self.fuel = None,
         }
     }
 }

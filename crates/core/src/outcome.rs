@@ -76,6 +76,9 @@ pub struct Usage {
     /// Highest memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
+    /// Instructions, where they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuel: Option<u64>,
 }
 
 impl Usage {
@@ -86,6 +89,7 @@ impl Usage {
             wall_ms: wall.as_millis(),
             cpu_ms,
             peak_memory_bytes: peak_memory.map(|peak| peak.0),
+            fuel: None,
         }
     }
 }

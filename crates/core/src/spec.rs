@@ -41,6 +41,9 @@ pub struct SandboxSpec {
     pub workdir: Option<SandboxPath>,
     /// What may be reached.
     pub network: Network,
+    /// Whether the same input must give the same output, byte for byte, on any machine.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
     /// Limits; what is left out gets the default.
     pub limits: Limits,
     /// Whom it is run for.
@@ -154,6 +157,7 @@ impl SandboxSpec {
         when(self.user.is_some(), Feature::ChosenUser, "user");
         when(self.network == Network::Loopback, Feature::LoopbackNetwork, "network");
         when(matches!(self.network, Network::Egress(_)), Feature::EgressAllowlist, "network");
+        when(self.deterministic, Feature::Determinism, "deterministic");
         needs
     }
 }

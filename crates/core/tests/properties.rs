@@ -19,16 +19,20 @@ fn limits() -> impl Strategy<Value = Limits> {
     let bytes = || option::of(any::<u64>().prop_map(Bytes));
     let count = || option::of(any::<u32>());
     let cpu = option::of(any::<u32>().prop_map(Millicores));
-    (cpu, span(), span(), bytes(), bytes(), count(), count(), bytes()).prop_map(
-        |(cpu_rate, cpu_time, wall_time, memory, disk, processes, open_files, output)| Limits {
-            cpu_rate,
-            cpu_time,
-            wall_time,
-            memory,
-            disk,
-            processes,
-            open_files,
-            output,
+    let fuel = option::of(any::<u64>());
+    (cpu, span(), span(), bytes(), bytes(), count(), count(), bytes(), fuel).prop_map(
+        |(cpu_rate, cpu_time, wall_time, memory, disk, processes, open_files, output, fuel)| {
+            Limits {
+                cpu_rate,
+                cpu_time,
+                wall_time,
+                memory,
+                disk,
+                processes,
+                open_files,
+                output,
+                fuel,
+            }
         },
     )
 }
@@ -84,6 +88,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         option::of("[a-z]{1,8}".prop_map(|text| text.parse().unwrap())),
         btree_map(".{0,8}", ".{0,8}", 0..3),
         btree_set(feature(), 0..6),
+        any::<bool>(),
     );
     (place, people, network(), limits()).prop_map(|(place, people, network, limits)| SandboxSpec {
         backend: BackendChoice::Auto,
@@ -97,6 +102,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         user: people.1,
         workdir: people.2,
         network,
+        deterministic: people.5,
         limits,
         tenant: TenantName::default(),
         labels: people.3,
@@ -178,8 +184,14 @@ fn outcome() -> impl Strategy<Value = Outcome> {
     let stream = || {
         (any::<u64>(), any::<u64>()).prop_map(|(bytes, dropped)| StreamReport { bytes, dropped })
     };
-    let usage = (any::<u64>(), option::of(any::<u64>()), option::of(any::<u64>())).prop_map(
-        |(wall_ms, cpu_ms, peak_memory_bytes)| Usage { wall_ms, cpu_ms, peak_memory_bytes },
+    let number = || option::of(any::<u64>());
+    let usage = (any::<u64>(), number(), number(), number()).prop_map(
+        |(wall_ms, cpu_ms, peak_memory_bytes, fuel)| Usage {
+            wall_ms,
+            cpu_ms,
+            peak_memory_bytes,
+            fuel,
+        },
     );
     (ending(), stream(), stream(), usage, vec(enforcement(), 0..4)).prop_map(
         |(ending, stdout, stderr, usage, limits)| Outcome { ending, stdout, stderr, usage, limits },

@@ -136,10 +136,8 @@ mod tests {
 
     #[test]
     fn what_is_to_be_had_only_by_its_name_is_not_chosen_automatically() {
-        let odd = Capabilities {
-            only_by_name: Some("`ls` fails in it".into()),
-            ..able("odd", Boundary::Hardware)
-        };
+        let mut odd = able("odd", Boundary::Hardware);
+        odd.only_by_name = Some("`ls` fails in it".into());
         let measured = [able("plain", Boundary::SharedKernel), odd];
         let spec = SandboxSpec::default();
         assert_eq!(chosen(&spec, &measured).as_deref(), Some("plain"));

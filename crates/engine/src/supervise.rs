@@ -96,6 +96,7 @@ pub(crate) async fn supervise(
     let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
     let usage = Usage::new(started.elapsed().into(), exit.cpu_time, exit.peak_memory);
+    let usage = Usage { fuel: exit.fuel, ..usage };
     let ending = stopped.unwrap_or_else(|| ending_of(exit.status));
     Ended { ending, usage, stdout: pump.stdout, stderr: pump.stderr, confirmed }
 }

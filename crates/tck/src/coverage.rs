@@ -32,7 +32,6 @@ pub const NOT_JUDGED: &[(Feature, &str)] = &[
         "no backend lets traffic out yet; its cases come with the first that does",
     ),
     (Feature::OciImage, "no backend takes one yet; its cases come with the first that does"),
-    (Feature::WasmImage, "needs the probe as a WebAssembly module"),
 ];
 
 /// What is covered by what.

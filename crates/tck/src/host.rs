@@ -1,12 +1,14 @@
 //! A real backend of this host as a subject of the kit.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use stockade_core::{Backend, ImageName};
+use stockade_core::{Backend, BackendChoice, HostPath, Image, ImageName, SandboxSpec};
+use tempfile::TempDir;
 
-use crate::{HostObserver, Observer, Subject};
+use crate::{HostObserver, Observer, ProbeForm, Subject, Verdict, probe_bytes, wasm_probe_bytes};
 
 /// A backend that builds real walls on this host, seen from outside by looking at the host.
 pub struct OnHost {
@@ -14,13 +16,28 @@ pub struct OnHost {
     engine: Option<(PathBuf, Vec<String>)>,
     namespaces: bool,
     directories: Vec<PathBuf>,
-    image: Option<ImageName>,
+    probe: ProbeForm,
+    image: Option<(HostPath, Arc<TempDir>)>,
+    named_image: Option<ImageName>,
 }
 
 impl OnHost {
     /// Judges this backend.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, engine: None, namespaces: true, directories: Vec::new(), image: None }
+        let probe = ProbeForm::Native(probe_bytes());
+        let (directories, image, named_image) = (Vec::new(), None, None);
+        Self { backend, engine: None, namespaces: true, directories, probe, image, named_image }
+    }
+
+    /// One whose programs are WebAssembly: the probe is, and is its image too.
+    pub fn of_wasm(backend: Arc<dyn Backend>) -> Verdict<Self> {
+        let place = tempfile::Builder::new().prefix("stockade-image-").tempdir()?;
+        std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755))?;
+        let file = place.path().join("image.wasm");
+        std::fs::write(&file, wasm_probe_bytes())?;
+        let image = Some((HostPath::try_from(file)?, Arc::new(place)));
+        let probe = ProbeForm::Wasm(wasm_probe_bytes());
+        Ok(Self { probe, image, ..Self::new(backend) })
     }
 
     /// One whose sandboxes have no namespaces of their own.
@@ -39,7 +56,7 @@ impl OnHost {
     /// One that knows an image with the probe in it by this name.
     #[must_use]
     pub fn with_image(self, image: ImageName) -> Self {
-        Self { image: Some(image), ..self }
+        Self { named_image: Some(image), ..self }
     }
 
     /// With a program that runs [`crate::serve_engine`] on such a backend, for the kit to kill.
@@ -58,12 +75,22 @@ impl Subject for OnHost {
         Arc::clone(&self.backend)
     }
 
+    fn probe(&self) -> ProbeForm {
+        self.probe
+    }
+
+    fn spec(&self) -> SandboxSpec {
+        let backend = BackendChoice::Named(self.backend.name());
+        let image = self.image.as_ref().map(|(path, _)| Image::Wasm(path.clone()));
+        SandboxSpec { backend, image: image.unwrap_or_default(), ..SandboxSpec::default() }
+    }
+
     fn observer(&self) -> Arc<dyn Observer> {
         Arc::new(HostObserver::new(self.directories.clone()))
     }
 
     fn named_image(&self) -> Option<ImageName> {
-        self.image.clone()
+        self.named_image.clone()
     }
 
     fn has_namespaces(&self) -> bool {

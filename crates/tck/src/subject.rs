@@ -19,8 +19,20 @@ pub const MARK: &str = "STOCKADE_TCK_MARK";
 pub enum ProbeForm {
     /// As these bytes of a static Linux executable.
     Native(&'static [u8]),
+    /// As these bytes of a WebAssembly command.
+    Wasm(&'static [u8]),
     /// The backend plays the probe itself; nothing is carried in.
     Simulated,
+}
+
+impl ProbeForm {
+    /// The bytes to be carried in, if there are any.
+    pub fn bytes(self) -> Option<&'static [u8]> {
+        match self {
+            Self::Native(bytes) | Self::Wasm(bytes) => Some(bytes),
+            Self::Simulated => None,
+        }
+    }
 }
 
 /// A backend to be judged.
@@ -68,4 +80,17 @@ pub trait Subject: Send + Sync {
 /// The probe as a static executable for this machine.
 pub fn probe_bytes() -> &'static [u8] {
     include_bytes!(env!("STOCKADE_PROBE"))
+}
+
+/// The probe as a WebAssembly command. Empty where there is no compiler for it, which only happens where
+/// nobody judges changes.
+pub fn wasm_probe_bytes() -> &'static [u8] {
+    include_bytes!(env!("STOCKADE_WASM_PROBE"))
+}
+
+/// A WebAssembly command that makes every call of WASI preview 1, in an empty directory, with the arguments
+/// `one` and `two words` and the variable `GIVEN` of the value `value`: it exits with 77 if each came out as
+/// it has to. Empty where there is no compiler for it.
+pub fn wasi_calls_bytes() -> &'static [u8] {
+    include_bytes!(env!("STOCKADE_WASI_CALLS"))
 }

@@ -98,6 +98,7 @@ fn exceeds(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool {
         LimitKind::Processes => more(asked.processes, allowed.processes),
         LimitKind::OpenFiles => more(asked.open_files, allowed.open_files),
         LimitKind::Output => more(asked.output, allowed.output),
+        LimitKind::Fuel => more(asked.fuel, allowed.fuel),
     }
 }
 

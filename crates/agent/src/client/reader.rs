@@ -186,6 +186,7 @@ fn exit(end: End, cpu_us: u64, peak_kib: u64) -> Result<Exit, Closed> {
         status,
         cpu_time: Some(Span::from(Duration::from_micros(cpu_us))),
         peak_memory: Some(stockade_core::Bytes(peak_kib.saturating_mul(1024))),
+        fuel: None,
     })
 }
 

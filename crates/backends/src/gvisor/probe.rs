@@ -74,8 +74,9 @@ pub(super) async fn measure(gvisor: &Gvisor) -> Capabilities {
     };
     match works(gvisor, &runsc).await {
         Ok(platform) => {
-            let only_by_name = everyday(gvisor).await;
-            Capabilities { only_by_name, ..stands(gvisor, &runsc, platform) }
+            let mut measured = stands(gvisor, &runsc, platform);
+            measured.only_by_name = everyday(gvisor).await;
+            measured
         }
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/gvisor.md").to_owned();
@@ -99,7 +100,8 @@ async fn everyday(gvisor: &Gvisor) -> Option<String> {
 async fn list_root(gvisor: &Gvisor, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
     let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
     let sandbox = gvisor.create(id, &admitted).await?;
-    let mut process = sandbox.spawn(&Command::program(["ls", "-l", "/"]), admitted.limits()).await?;
+    let mut process =
+        sandbox.spawn(&Command::program(["ls", "-l", "/"]), admitted.limits()).await?;
     loop {
         match process.events.next().await {
             Some(ProcessEvent::Exit(exit)) => return Ok(exit.status),

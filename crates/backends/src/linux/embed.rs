@@ -1,7 +1,9 @@
 //! The launcher and the agent, carried inside this program: one file installs.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+#[cfg(feature = "local")]
+use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use stockade_launcher::{Launcher, Program, seal};
 

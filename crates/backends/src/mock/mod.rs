@@ -29,7 +29,7 @@ pub use tree::{Errno, Node, Tree};
 pub const NAME: BackendName = BackendName::literal("mock");
 
 /// What a simulation in memory cannot offer, and why.
-const MISSING: [(Feature, &str); 8] = [
+const MISSING: [(Feature, &str); 10] = [
     (Feature::LocalWorkspace, "its files are in memory only"),
     (Feature::OverlayWorkspace, "its files are in memory only"),
     (Feature::ExtraMounts, "its files are in memory only"),
@@ -38,6 +38,8 @@ const MISSING: [(Feature, &str); 8] = [
     (Feature::NamedImage, "its programs are scripts"),
     (Feature::WasmImage, "its programs are scripts"),
     (Feature::EgressAllowlist, "it has no network"),
+    (Feature::FuelLimit, "its programs have no instructions"),
+    (Feature::Determinism, "its programs are scripts"),
 ];
 
 /// The mock backend. Clones share their sandboxes.

@@ -108,7 +108,8 @@ pub(super) async fn run(
     drop(guest);
     let cpu_time = Some(Span::millis(machine.cpu_ms.load(Ordering::SeqCst)));
     let peak_memory = Some(Bytes(machine.memory.load(Ordering::SeqCst)));
-    let _ = events.send(ProcessEvent::Exit(Exit { status, cpu_time, peak_memory })).await;
+    let _ =
+        events.send(ProcessEvent::Exit(Exit { status, cpu_time, peak_memory, fuel: None })).await;
 }
 
 async fn fatal_signal(signals: &mut mpsc::Receiver<Signal>, ignores: &AtomicBool) -> Signal {

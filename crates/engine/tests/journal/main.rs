@@ -53,7 +53,7 @@ fn stopped(job: &str) -> Event {
         ending: Ending::Exited(7),
         stdout: StreamReport { bytes: 5, dropped: 2 },
         stderr: StreamReport::default(),
-        usage: Usage { wall_ms: 3, cpu_ms: Some(1), peak_memory_bytes: None },
+        usage: Usage { wall_ms: 3, cpu_ms: Some(1), peak_memory_bytes: None, fuel: None },
         limits: Vec::new(),
     };
     Event::Stopped { job: job.parse().unwrap(), outcome, log: Some("logs/x".into()) }

@@ -9,6 +9,7 @@ use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
 use stockade_backends::ssh::{Host, Ssh};
+use stockade_backends::wasm::{self, Settings, Wasm, Worker};
 use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
@@ -27,6 +28,16 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
         Some("landlock") => {
             Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
         }
+        Some("wasm") => OnHost::of_wasm(Arc::new(Wasm::default()))
+            .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
+            .map_err(|stop| format!("{stop:?}").into()),
+        Some("wasm-isolated") => {
+            let worker =
+                Worker { program: std::env::current_exe()?, role: vec![WORKER.to_owned()] };
+            OnHost::of_wasm(Arc::new(Wasm::new(Settings::default().isolated(worker))))
+                .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
+                .map_err(|stop| format!("{stop:?}").into())
+        }
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
         Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![host()?]))))),
         Some(other) if other.starts_with("docker:") => {
@@ -34,10 +45,9 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             let options = docker::Options { socket, runtime: None };
             Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
         }
-        _ => {
-            Err("name a subject: mock, control, gvisor, landlock, native, ssh, docker:SOCKET"
-                .into())
-        }
+        _ => Err("name a subject: mock, control, gvisor, landlock, native, ssh, wasm, \
+                  wasm-isolated or docker:SOCKET"
+            .into()),
     }
 }
 
@@ -75,8 +85,17 @@ async fn judge(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(), Engin
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), EngineFailure> {
+/// The argument by which this program knows that it is to be a worker of the wasm backend.
+const WORKER: &str = "wasm-worker";
+
+fn main() -> Result<(), EngineFailure> {
+    if std::env::args().nth(1).is_some_and(|role| role == WORKER) {
+        std::process::exit(wasm::worker(std::env::args().skip(2)));
+    }
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve())
+}
+
+async fn serve() -> Result<(), EngineFailure> {
     let subject = subject()?;
     match std::env::args().nth(2).as_deref() {
         None => serve_engine(subject.as_ref()).await,

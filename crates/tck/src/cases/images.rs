@@ -19,6 +19,8 @@ pub(super) const CASES: &[Case] = &[
         .isolation(),
     case!("an image that is not to be had fails by its name", "C-02", unheard_of)
         .needs(&[Feature::NamedImage]),
+    case!("a WebAssembly module of the host is the program", "C-03", module)
+        .needs(&[Feature::WasmImage]),
 ];
 
 async fn host(kit: Kit) -> Verdict {
@@ -71,5 +73,21 @@ async fn whole_root(kit: &Kit, spec: SandboxSpec) -> Verdict {
     check!(holds("probe"), "expected the image's own file, saw {facts}");
     // A home may be the sandbox's own; programs and the superuser's home are the host's.
     check!(!holds("usr") && !holds("root"), "expected nothing of the host's root, saw {facts}");
+    Ok(())
+}
+
+async fn module(kit: Kit) -> Verdict {
+    let file = kit.outside().join("given.wasm");
+    std::fs::write(&file, crate::wasm_probe_bytes())?;
+    let mut spec = kit.spec();
+    spec.image = Image::Wasm(host_path(&file)?);
+    for name in ["given.wasm", "given"] {
+        let ran = kit.run_with(spec.clone(), Command::program([name, "exit", "23"])).await?;
+        ran.exited(23)?;
+    }
+    let listed = kit.run_with(spec, Command::program(["given", "list", "/"])).await?.facts()?;
+    let holds =
+        |name: &str| listed["names"].as_array().is_some_and(|all| all.contains(&json!(name)));
+    check!(!holds("usr") && !holds("etc"), "expected nothing of the host's root, saw {listed}");
     Ok(())
 }

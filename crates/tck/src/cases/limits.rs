@@ -35,6 +35,12 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::WallTimeLimit]),
     case!("the output cap of the sandbox holds for each command", "C-16", output)
         .needs(&[Feature::OutputLimit]),
+    case!("instructions beyond the limit are not executed", "C-16", fuel)
+        .needs(&[Feature::FuelLimit])
+        .isolation(),
+    case!("the same input gives the same output and takes as much fuel", "C-16", deterministic)
+        .needs(&[Feature::Determinism, Feature::FuelLimit])
+        .isolation(),
     case!("the outcome says how each limit was enforced", "C-02", told),
     case!("limits of one sandbox are not used up by another", "C-17", apart)
         .needs(&[Feature::CpuTimeLimit]),
@@ -158,7 +164,8 @@ async fn told(kit: Kit) -> Verdict {
         let all = told.as_array().into_iter().flatten();
         all.filter(|entry| entry["limit"] == json!(kind)).collect::<Vec<&Value>>()
     };
-    for kind in LimitKind::ALL.into_iter().filter(|kind| *kind != LimitKind::CpuRate) {
+    let defaults = stockade_core::Limits::defaults();
+    for kind in LimitKind::ALL.into_iter().filter(|kind| defaults.asks_for(*kind)) {
         same!(format!("entries about {kind}"), entry(kind).len(), 1);
     }
     Ok(())
@@ -175,5 +182,40 @@ async fn apart(kit: Kit) -> Verdict {
         let facts = room.facts(["burn", "600"]).await?;
         same!("whether it could use its own time", facts["ok"], json!(true));
     }
+    Ok(())
+}
+
+async fn fuel(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.limits.fuel = Some(5_000_000);
+    let room = kit.room_with(spec).await?;
+    room.run(["burn", "30000"]).await?.ended(&Ending::LimitExceeded(LimitKind::Fuel))?;
+    let ran = room.run(["exit", "3"]).await?.exited(3)?;
+    let used = ran.outcome.usage.fuel;
+    check!(
+        used.is_some_and(|used| (1..5_000_000).contains(&used)),
+        "expected a count, saw {used:?}"
+    );
+    Ok(())
+}
+
+async fn deterministic(kit: Kit) -> Verdict {
+    let world = |number: usize, deterministic: bool| {
+        let kit = kit.clone();
+        async move {
+            let mut spec = kit.spec_apart(number)?;
+            (spec.deterministic, spec.limits.fuel) = (deterministic, Some(1_000_000_000));
+            let ran = kit.run_with(spec, probe(["world"])).await?.exited(0)?;
+            Verdict::Ok((ran.stdout, ran.outcome.usage.fuel))
+        }
+    };
+    let (first, second) = (world(1, true).await?, world(2, true).await?);
+    check!(!first.0.is_empty(), "expected facts about the world, saw none");
+    same!("output and fuel of a second run", second, first);
+    let other = world(3, false).await?;
+    check!(
+        other.0 != first.0,
+        "expected another world without being asked to fix it, saw the same"
+    );
     Ok(())
 }

@@ -53,6 +53,8 @@ refusals! {
     ProcessLimit "process-limit"
     OpenFilesLimit "open-files-limit"
     OutputLimit "output-limit"
+    FuelLimit "fuel-limit"
+    Determinism "determinism"
     Stdin "stdin"
     Terminal "terminal"
     Signals "signals"
@@ -127,6 +129,8 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::ProcessLimit => limits.processes = Some(8),
         Feature::OpenFilesLimit => limits.open_files = Some(64),
         Feature::OutputLimit => limits.output = Some(Bytes(100)),
+        Feature::FuelLimit => limits.fuel = Some(1_000_000),
+        Feature::Determinism => spec.deterministic = true,
         Feature::Stdin => command.stdin = Stdin::Stream,
         Feature::Terminal => command.terminal = Some(TerminalSize { rows: 1, cols: 1 }),
         Feature::Signals => return Ok(Asked::Operation(Operation::Signal)),

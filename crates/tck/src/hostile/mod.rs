@@ -9,6 +9,7 @@ mod files;
 mod memory;
 mod output;
 mod processes;
+mod wasm;
 
 use std::sync::Arc;
 
@@ -29,6 +30,11 @@ pub fn all() -> Vec<Case> {
 /// Runs the corpus, one program at a time: what one uses up, another would miss.
 pub async fn run(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
     run_cases(all(), subject, &Options { only, jobs: 1 }).await
+}
+
+/// Runs what means harm as WebAssembly, likewise.
+pub async fn run_wasm(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
+    run_cases(wasm::CASES.to_vec(), subject, &Options { only, jobs: 1 }).await
 }
 
 /// The kit's spec, with limits that hold as far as the backend can make them.

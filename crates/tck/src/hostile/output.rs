@@ -28,17 +28,23 @@ async fn flood(kit: Kit) -> Verdict {
     let mut spec = spec(&kit);
     spec.limits.output = Some(Bytes(CAP));
     let before = resident()?;
-    let highest = Arc::new(AtomicU64::new(before));
-    let watch = tokio::spawn(keep_highest(Arc::clone(&highest)));
     let command = within(150, ["flood-fast", "stdout", &FLOOD.to_string()]);
-    let ran = kit.run_with(spec, command).await;
-    watch.abort();
+    let (ran, highest) = keeping_highest(kit.run_with(spec, command)).await;
     let ran = ran?.exited(0)?;
     let report = ran.outcome.stdout;
     same!("bytes passed on and dropped", (report.bytes, report.dropped), (CAP, FLOOD - CAP));
-    let grown = highest.load(Ordering::Relaxed).saturating_sub(before);
+    let grown = highest.saturating_sub(before);
     check!(grown < AIR, "expected the engine to grow by less than {AIR} bytes, saw {grown}");
     unharmed(&kit).await
+}
+
+/// What comes of something, and the highest resident memory of this process meanwhile.
+pub(super) async fn keeping_highest<T>(what: impl Future<Output = T>) -> (T, u64) {
+    let highest = Arc::new(AtomicU64::new(0));
+    let watch = tokio::spawn(keep_highest(Arc::clone(&highest)));
+    let done = what.await;
+    watch.abort();
+    (done, highest.load(Ordering::Relaxed))
 }
 
 /// Keeps the highest resident memory of this process, which is where the engine runs.
@@ -49,7 +55,7 @@ async fn keep_highest(highest: Arc<AtomicU64>) {
     }
 }
 
-fn resident() -> Verdict<u64> {
+pub(super) fn resident() -> Verdict<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
     Ok(pages * rustix::param::page_size() as u64)

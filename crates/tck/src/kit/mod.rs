@@ -99,9 +99,19 @@ impl Kit {
         self.0.subject.as_ref()
     }
 
-    /// Whether the probe is a real program, so that the host can be looked at too.
+    /// Whether the probe is a program of the host's own kind.
     pub fn is_native(&self) -> bool {
         matches!(self.0.subject.probe(), ProbeForm::Native(_))
+    }
+
+    /// Whether the probe is WebAssembly, which has no calls for much of what others try.
+    pub fn is_wasm(&self) -> bool {
+        matches!(self.0.subject.probe(), ProbeForm::Wasm(_))
+    }
+
+    /// Whether the probe is a file, so that the host can be looked at too.
+    fn is_real(&self) -> bool {
+        self.0.subject.probe().bytes().is_some()
     }
 
     /// A text that nothing else carries.
@@ -147,7 +157,7 @@ impl Kit {
     /// What cases start from: the probe in the workspace, the mark in the environment.
     pub fn spec(&self) -> SandboxSpec {
         let mut spec = self.0.subject.spec();
-        if self.is_native() && self.has(Feature::LocalWorkspace) {
+        if self.is_real() && self.has(Feature::LocalWorkspace) {
             spec.workspace = host_path(&self.workspace()).map_or(spec.workspace, Workspace::Local);
         }
         spec.env.extend(MARK.parse().map(|name| (name, self.0.mark.clone())));
@@ -220,9 +230,7 @@ impl Kit {
     pub async fn room_with(&self, spec: SandboxSpec) -> Verdict<Room> {
         let id = self.engine().create(spec).await?;
         let room = Room::new(self.clone(), id);
-        if let (true, ProbeForm::Native(bytes)) =
-            (self.carries_the_probe_in(), self.0.subject.probe())
-        {
+        if let (true, Some(bytes)) = (self.carries_the_probe_in(), self.0.subject.probe().bytes()) {
             room.carry_in("probe", bytes).await?;
         }
         Ok(room)
@@ -230,7 +238,7 @@ impl Kit {
 
     /// Whether there is no local workspace to put the probe into, so that it has to be carried in.
     fn carries_the_probe_in(&self) -> bool {
-        self.is_native() && !self.has(Feature::LocalWorkspace)
+        self.is_real() && !self.has(Feature::LocalWorkspace)
     }
 
     /// Ends whatever is left.
@@ -265,7 +273,7 @@ pub(crate) struct Shelf {
 
 impl Shelf {
     pub(crate) fn new(form: ProbeForm) -> Verdict<Self> {
-        let ProbeForm::Native(bytes) = form else {
+        let Some(bytes) = form.bytes() else {
             return Ok(Self { probe: None });
         };
         let mut file = tempfile::Builder::new().prefix("stockade-probe-").tempfile()?;

@@ -1,0 +1,166 @@
+//! The wasm backend in this process, beside the machine it is made of used bare, and a native `true`. The
+//! module is one that C programs begin as: a memory, a little data, and a call to exit.
+
+use std::error::Error;
+use std::process::{Command as Process, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stockade_backends::wasm::{Settings, Wasm};
+use stockade_core::{
+    Admitted, Backend, Command, ExitStatus, Feature, Limits, ProcessEvent, Sandbox, SandboxSpec,
+    admit,
+};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, Linker, Module, Store};
+use wasmtime_wasi::WasiCtxBuilder;
+use wasmtime_wasi::p1::{WasiP1Ctx, add_to_linker_async};
+
+use crate::Measured;
+use crate::table::{Row, print};
+
+const PROGRAM: &str = r#"(module
+    (import "wasi_snapshot_preview1" "fd_prestat_get" (func $given (param i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+    (memory (export "memory") 2)
+    (data (i32.const 1024) "some data that has to be there when it begins")
+    (func (export "_start")
+        (drop (call $given (i32.const 3) (i32.const 8)))
+        (call $exit (i32.const 0))))"#;
+
+const ROUNDS: usize = 2000;
+const COLD: usize = 30;
+const SEQUENCE: usize = 10_000;
+const AT_ONCE: usize = 1000;
+
+/// The machine as its own documentation uses it: a pool, and everything linked beforehand.
+struct Bare {
+    engine: Engine,
+    linked: wasmtime::InstancePre<WasiP1Ctx>,
+}
+
+impl Bare {
+    fn new() -> Result<Self, Box<dyn Error>> {
+        let mut config = Config::new();
+        config.epoch_interruption(true);
+        config.allocation_strategy(InstanceAllocationStrategy::pooling());
+        let engine = Engine::new(&config)?;
+        let module = Module::new(&engine, PROGRAM)?;
+        let mut linker = Linker::new(&engine);
+        add_to_linker_async(&mut linker, |ctx: &mut WasiP1Ctx| ctx)?;
+        let linked = linker.instantiate_pre(&module)?;
+        Ok(Self { engine, linked })
+    }
+
+    async fn run(&self, dir: &std::path::Path) -> Result<(), Box<dyn Error>> {
+        let mut wasi = WasiCtxBuilder::new();
+        for at in ["/workspace", "/tmp", "."] {
+            wasi.preopened_dir(dir, at, wasmtime_wasi::FsPerms::ReadWrite)?;
+        }
+        let mut store = Store::new(&self.engine, wasi.build_p1());
+        store.set_epoch_deadline(1 << 40);
+        let instance = self.linked.instantiate_async(&mut store).await?;
+        let start = instance.get_typed_func::<(), ()>(&mut store, "_start")?;
+        match start.call_async(&mut store, ()).await {
+            Err(error) if error.downcast_ref::<wasmtime_wasi::I32Exit>().is_some() => Ok(()),
+            other => Err(format!("ended with {other:?}").into()),
+        }
+    }
+}
+
+fn spec() -> Result<SandboxSpec, Box<dyn Error>> {
+    let without = [Feature::HostImage].into();
+    Ok(SandboxSpec { backend: "wasm".parse()?, without, ..SandboxSpec::default() })
+}
+
+async fn admitted(wasm: &Wasm) -> Result<Admitted, Box<dyn Error>> {
+    Ok(admit(&spec()?, &wasm.probe().await).map_err(|refusals| refusals.to_string())?)
+}
+
+/// Runs the program in a sandbox that stands, to its exit.
+async fn run(sandbox: &dyn Sandbox) -> Result<(), Box<dyn Error>> {
+    let limits = Limits::defaults();
+    let mut process = sandbox.spawn(&Command::program(["p"]), &limits).await?;
+    loop {
+        match process.events.next().await {
+            Some(ProcessEvent::Output(..)) => {}
+            Some(ProcessEvent::Exit(exit)) if exit.status == ExitStatus::Exited(0) => return Ok(()),
+            other => return Err(format!("ended with {other:?}").into()),
+        }
+    }
+}
+
+/// Prints medians, 99th percentiles and ratios.
+pub fn measure() -> Measured {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    println!("wasm: one small module, in this process");
+    runtime.block_on(compare())
+}
+
+async fn compare() -> Measured {
+    let place = tempfile::tempdir()?;
+    let (mut cold, mut cached) = (Row::new("cold compile"), Row::new("cached start"));
+    for _ in 0..COLD {
+        let cache = tempfile::tempdir()?;
+        // The first compiles and keeps, the second finds what was kept.
+        cold.add(first(Settings::default().cached(cache.path())).await?);
+        cached.add(first(Settings::default().cached(cache.path())).await?);
+    }
+    let wasm = Wasm::new(Settings::default().with_module("p", PROGRAM));
+    let sandbox = wasm.create(&"warm".parse()?, &admitted(&wasm).await?).await?;
+    let bare = Bare::new()?;
+    let (mut warm, mut alone) = (Row::new("warm"), Row::new("bare wasmtime"));
+    let mut native = Row::new("native true");
+    for round in 0..ROUNDS {
+        warm.add(timed(run(sandbox.as_ref())).await?);
+        alone.add(timed(bare.run(place.path())).await?);
+        if round % 20 == 0 {
+            native.add(timed(plain()).await?);
+        }
+    }
+    print(&mut [warm, alone, native, cold, cached]);
+    in_numbers(&sandbox).await?;
+    wasm.destroy(&"warm".parse()?).await?;
+    Ok(())
+}
+
+/// A backend's first program, from nothing.
+async fn first(settings: Settings) -> Result<Duration, Box<dyn Error>> {
+    let begun = Instant::now();
+    let wasm = Wasm::new(settings.with_module("p", PROGRAM));
+    let sandbox = wasm.create(&"first".parse()?, &admitted(&wasm).await?).await?;
+    run(sandbox.as_ref()).await?;
+    let took = begun.elapsed();
+    wasm.destroy(&"first".parse()?).await?;
+    Ok(took)
+}
+
+async fn timed(what: impl Future<Output = Measured>) -> Result<Duration, Box<dyn Error>> {
+    let begun = Instant::now();
+    what.await?;
+    Ok(begun.elapsed())
+}
+
+async fn plain() -> Measured {
+    let status = Process::new("/bin/true").stdin(Stdio::null()).status()?;
+    if status.success() { Ok(()) } else { Err("`true` failed".into()) }
+}
+
+async fn in_numbers(sandbox: &Arc<dyn Sandbox>) -> Measured {
+    let begun = Instant::now();
+    for _ in 0..SEQUENCE {
+        run(sandbox.as_ref()).await?;
+    }
+    println!("{SEQUENCE} instances in sequence: {:.2} s", begun.elapsed().as_secs_f64());
+    let begun = Instant::now();
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let sandbox = Arc::clone(sandbox);
+        all.spawn(async move { run(sandbox.as_ref()).await.map_err(|error| error.to_string()) });
+    }
+    while let Some(done) = all.join_next().await {
+        done??;
+    }
+    println!("{AT_ONCE} instances at once: {:.2} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}

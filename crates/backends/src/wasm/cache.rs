@@ -1,0 +1,286 @@
+//! Compiled code on disk, by content, version and settings. Each entry carries a code of authenticity
+//! under a key of this user's own; one that does not fit is removed and never executed. Any number of
+//! processes share it: entries appear whole or not at all.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest as _, Sha256};
+
+use super::code::Trusted;
+use super::program::Hash;
+
+/// What all entries may take together.
+const MOST: u64 = 1 << 30;
+/// The largest entry that is read.
+const LARGEST: u64 = 512 << 20;
+const MAGIC: &[u8; 8] = b"stkwasm1";
+const CODE: usize = 32;
+/// The block of the hash function, for which the key is padded.
+const BLOCK: usize = 64;
+/// After this long a draft is one that its writer left behind.
+const STALE: Duration = Duration::from_secs(3600);
+
+/// The cache.
+pub(super) struct Cache {
+    entries: PathBuf,
+    key: [u8; 32],
+    most: u64,
+}
+
+impl Cache {
+    /// The cache in this directory, which is made if it is not there. The key lies beside the entries,
+    /// not among them.
+    pub(super) fn open(directory: &Path) -> io::Result<Self> {
+        let entries = directory.join("code");
+        DirBuilder::new().recursive(true).mode(0o700).create(&entries)?;
+        let key = key(&directory.join("key"))?;
+        Ok(Self { entries, key, most: MOST })
+    }
+
+    /// The same with another bound on its size.
+    #[cfg(test)]
+    pub(super) fn with_most(self, most: u64) -> Self {
+        Self { most, ..self }
+    }
+
+    fn path(&self, machine: &str, hash: &Hash) -> PathBuf {
+        self.entries.join(format!("{}-{machine}", hex(hash)))
+    }
+
+    /// The code of a program, if it was kept and nobody has touched it since.
+    pub(super) fn find(&self, machine: &str, hash: &Hash) -> Option<Trusted> {
+        let path = self.path(machine, hash);
+        let entry = read(&path).ok()?;
+        let Some(code) = self.authentic(&name(&path), &entry) else {
+            // Whatever it is, it is not ours: it is made anew.
+            let _ = fs::remove_file(&path);
+            return None;
+        };
+        let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        Some(Trusted::vouched(code.to_vec()))
+    }
+
+    fn authentic<'e>(&self, name: &str, entry: &'e [u8]) -> Option<&'e [u8]> {
+        let rest = entry.strip_prefix(MAGIC)?;
+        let (claimed, code) = rest.split_at_checked(CODE)?;
+        same(claimed, &self.sign(name, code)).then_some(code)
+    }
+
+    /// The code of authenticity of an entry under its name.
+    fn sign(&self, name: &str, code: &[u8]) -> [u8; CODE] {
+        let padded = |with: u8| {
+            let mut block = [with; BLOCK];
+            block.iter_mut().zip(self.key).for_each(|(byte, key)| *byte ^= key);
+            block
+        };
+        let length = (name.len() as u64).to_le_bytes();
+        let inner = Sha256::new()
+            .chain_update(padded(0x36))
+            .chain_update(length)
+            .chain_update(name)
+            .chain_update(code);
+        let outer = Sha256::new().chain_update(padded(0x5c)).chain_update(inner.finalize());
+        outer.finalize().into()
+    }
+
+    /// Keeps the code of a program.
+    pub(super) fn keep(&self, machine: &str, hash: &Hash, code: &[u8]) -> io::Result<()> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let path = self.path(machine, hash);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let draft = self.entries.join(format!("draft-{}-{number}", std::process::id()));
+        let written =
+            self.write(&draft, &name(&path), code).and_then(|()| fs::rename(&draft, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        written?;
+        self.evict()
+    }
+
+    fn write(&self, draft: &Path, name: &str, code: &[u8]) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft)?;
+        file.write_all(MAGIC)?;
+        file.write_all(&self.sign(name, code))?;
+        file.write_all(code)
+    }
+
+    /// Removes the entries that were not used for longest, until the rest fits.
+    fn evict(&self) -> io::Result<()> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.entries)?.flatten() {
+            let Ok(found) = entry.metadata() else { continue };
+            let used = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let draft = entry.file_name().as_encoded_bytes().starts_with(b"draft-");
+            if draft && used.elapsed().is_ok_and(|age| age > STALE) {
+                let _ = fs::remove_file(entry.path());
+            } else if !draft {
+                all.push((used, found.len(), entry.path()));
+            }
+        }
+        all.sort();
+        let mut total: u64 = all.iter().map(|(_, size, _)| size).sum();
+        // The last one is the one that was just written, however large.
+        let older = all.len().saturating_sub(1);
+        for (_, size, path) in all.into_iter().take(older) {
+            if total <= self.most {
+                break;
+            }
+            let _ = fs::remove_file(path);
+            total -= size;
+        }
+        Ok(())
+    }
+
+    /// Copies an entry to a place that is shown to somebody who may read it.
+    pub(super) fn share(&self, machine: &str, hash: &Hash, at: &Path) -> io::Result<()> {
+        let path = self.path(machine, hash);
+        // A copy, not a link: what is shown may be read by others, and the entry may not.
+        match fs::copy(&path, at) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            copied => copied.map(drop),
+        }
+    }
+}
+
+/// What an entry holds behind its code of authenticity.
+pub(super) fn payload(entry: &[u8]) -> Option<&[u8]> {
+    entry.strip_prefix(MAGIC)?.get(CODE..)
+}
+
+/// A whole entry.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > LARGEST {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut entry = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0));
+    file.take(LARGEST).read_to_end(&mut entry)?;
+    Ok(entry)
+}
+
+const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+
+fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Compares in a time that does not depend on where they differ.
+fn same(one: &[u8], two: &[u8]) -> bool {
+    one.len() == two.len() && one.iter().zip(two).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+/// Digits of a digest.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The key of this user, made by whoever comes first.
+fn key(path: &Path) -> io::Result<[u8; 32]> {
+    if let Err(error) = fs::symlink_metadata(path)
+        && error.kind() == io::ErrorKind::NotFound
+    {
+        make_key(path)?;
+    }
+    let mut file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
+    let found = file.metadata()?;
+    let own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
+    if !own || found.len() != 32 {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut key = [0; 32];
+    file.read_exact(&mut key)?;
+    Ok(key)
+}
+
+fn make_key(path: &Path) -> io::Result<()> {
+    let mut key = [0; 32];
+    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+    let draft = path.with_extension(format!("draft{}", std::process::id()));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+    let linked = file.write_all(&key).and_then(|()| match fs::hard_link(&draft, path) {
+        // Somebody else came first: theirs is the key.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    });
+    fs::remove_file(&draft)?;
+    linked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(cache: &Cache, hash: &Hash) -> Option<Vec<u8>> {
+        cache.find("m", hash).map(|code| code.bytes().to_vec())
+    }
+
+    #[test]
+    fn an_entry_comes_back_as_it_was_kept_also_to_another_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        cache.keep("m", &[1; 32], b"code").unwrap();
+        assert_eq!(code(&cache, &[1; 32]).as_deref(), Some(&b"code"[..]));
+        let again = Cache::open(dir.path()).unwrap();
+        assert_eq!(code(&again, &[1; 32]).as_deref(), Some(&b"code"[..]));
+        assert_eq!(code(&again, &[2; 32]), None);
+        assert!(again.find("other", &[1; 32]).is_none());
+    }
+
+    #[test]
+    fn an_entry_that_was_changed_in_any_byte_is_not_taken_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        cache.keep("m", &[1; 32], b"code").unwrap();
+        let path = cache.path("m", &[1; 32]);
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&path, changed).unwrap();
+            assert_eq!(code(&cache, &[1; 32]), None, "byte {at}");
+            assert!(!path.exists());
+        }
+        fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(code(&cache, &[1; 32]), None);
+    }
+
+    #[test]
+    fn an_entry_under_the_name_of_another_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        cache.keep("m", &[1; 32], b"harmless").unwrap();
+        fs::rename(cache.path("m", &[1; 32]), cache.path("m", &[2; 32])).unwrap();
+        assert_eq!(code(&cache, &[2; 32]), None);
+    }
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap().with_most(2500);
+        for number in 0..4_u8 {
+            cache.keep("m", &[number; 32], &[number; 1000]).unwrap();
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::from(number) + 1);
+            let file = File::open(cache.path("m", &[number; 32])).unwrap();
+            file.set_modified(time).unwrap();
+        }
+        cache.evict().unwrap();
+        let left: Vec<bool> = (0..4_u8).map(|n| code(&cache, &[n; 32]).is_some()).collect();
+        assert_eq!(left, [false, false, true, true]);
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_not_used() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        Cache::open(dir.path()).unwrap();
+        fs::set_permissions(dir.path().join("key"), fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(Cache::open(dir.path()).is_err());
+    }
+}

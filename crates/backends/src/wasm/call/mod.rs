@@ -1,0 +1,204 @@
+//! Calling exported functions: an instance that stays, for plug-ins and pure functions. It runs in this
+//! process, on a thread of its own, and is held to its limits at every call.
+
+mod callee;
+mod exports;
+mod image;
+
+use std::sync::Arc;
+
+use stockade_core::{Error, ErrorCode, Limits, Result, Span};
+use tokio::sync::{mpsc, oneshot, watch};
+pub use wasmtime::component::Val;
+
+use callee::Callee;
+pub use image::Image;
+
+use super::engine::Mode;
+use super::{NAME, Shared, Wasm};
+
+/// How many requests wait for an instance.
+const QUEUE: usize = 16;
+
+/// What a call did to its end: its values, and what it took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// What the function gave back.
+    pub values: Vec<Val>,
+    /// Processor time.
+    pub cpu_time: Span,
+    /// Instructions, where they were counted.
+    pub fuel: Option<u64>,
+}
+
+/// Arguments, as values or as text that is read by the types of the function's parameters.
+enum Arguments {
+    Values(Vec<Val>),
+    Text(Vec<String>),
+}
+
+enum Request {
+    Call(String, Arguments, oneshot::Sender<Result<Answer>>),
+    Functions(oneshot::Sender<Vec<String>>),
+    Capture(oneshot::Sender<Result<Image>>),
+    BringBack(Image, oneshot::Sender<Result<()>>),
+}
+
+/// A module or component, instantiated once. Dropping it ends it.
+///
+/// - Each call is held to the limits: wall time, processor time, fuel, memory. One that goes beyond
+///   them, or traps, ends the instance: what state it left is nobody's to say.
+/// - It has no files and no environment; WASI calls find nothing.
+pub struct Instance {
+    requests: mpsc::Sender<Request>,
+    killed: watch::Sender<bool>,
+    wall_time: Option<Span>,
+}
+
+impl Wasm {
+    /// Instantiates a module or component given by its bytes, in binary or text form.
+    pub async fn instantiate(
+        &self,
+        bytes: Vec<u8>,
+        limits: &Limits,
+        deterministic: bool,
+    ) -> Result<Instance> {
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let (killed, killing) = watch::channel(false);
+        let (ready, made) = oneshot::channel();
+        let (shared, limits) = (Arc::clone(&self.shared), *limits);
+        let wall_time = limits.wall_time;
+        let task = move |runtime: &tokio::runtime::Runtime| {
+            let serving = serve(shared, bytes, limits, deterministic, queue, ready);
+            runtime.block_on(async move {
+                let mut killing = killing;
+                tokio::select! {
+                    biased;
+                    _ = killing.wait_for(|killed| *killed) => {}
+                    () = serving => {}
+                }
+            });
+        };
+        self.shared.threads.run(task).map_err(|error| {
+            Error::new(ErrorCode::System, "instantiate", "no thread for it").source(error)
+        })?;
+        let instance = Instance { requests, killed, wall_time };
+        instance.within("instantiate", made).await??;
+        Ok(instance)
+    }
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    bytes: Vec<u8>,
+    limits: Limits,
+    deterministic: bool,
+    mut queue: mpsc::Receiver<Request>,
+    ready: oneshot::Sender<Result<()>>,
+) {
+    let mode = Mode::of(deterministic, limits.fuel);
+    let mut callee = match Callee::make(&shared, bytes, limits, mode).await {
+        Ok(callee) => callee,
+        // Whoever asked may be gone.
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let _ = ready.send(Ok(()));
+    while let Some(request) = queue.recv().await {
+        let ended = match request {
+            Request::Call(name, arguments, reply) => {
+                let answer = callee.call(&name, arguments).await;
+                let ended = answer.as_ref().is_err_and(|error| error.code() != ErrorCode::Invalid);
+                let _ = reply.send(answer);
+                ended
+            }
+            Request::Functions(reply) => {
+                let _ = reply.send(callee.functions());
+                false
+            }
+            Request::Capture(reply) => {
+                let _ = reply.send(callee.capture());
+                false
+            }
+            Request::BringBack(image, reply) => {
+                let _ = reply.send(callee.bring_back(&image));
+                false
+            }
+        };
+        if ended {
+            return;
+        }
+    }
+}
+
+impl Instance {
+    /// Calls an exported function with typed values. A component's function in an interface is named
+    /// `interface#function`.
+    pub async fn call(&self, function: &str, arguments: &[Val]) -> Result<Answer> {
+        self.ask(function, Arguments::Values(arguments.to_vec())).await
+    }
+
+    /// Calls an exported function with arguments in text form, read by its own types.
+    pub async fn call_text(&self, function: &str, arguments: &[String]) -> Result<Answer> {
+        self.ask(function, Arguments::Text(arguments.to_vec())).await
+    }
+
+    /// The functions there are, each with its type.
+    pub async fn functions(&self) -> Result<Vec<String>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Request::Functions(reply)).await?;
+        self.within("list", answer).await
+    }
+
+    /// Captures memories, globals and tables as they are between two calls. Requires a core module: a
+    /// component is refused by name.
+    pub async fn capture(&self) -> Result<Image> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Request::Capture(reply)).await?;
+        self.within("capture", answer).await?
+    }
+
+    /// Brings a captured state of this very instance back.
+    pub async fn bring_back(&self, image: &Image) -> Result<()> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Request::BringBack(image.clone(), reply)).await?;
+        self.within("restore", answer).await?
+    }
+
+    async fn ask(&self, function: &str, arguments: Arguments) -> Result<Answer> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Request::Call(function.to_owned(), arguments, reply)).await?;
+        self.within("call", answer).await?
+    }
+
+    async fn send(&self, request: Request) -> Result<()> {
+        self.requests.send(request).await.map_err(|_| gone("call"))
+    }
+
+    /// Waits for an answer, for as long as a call may take.
+    async fn within<T>(&self, what: &'static str, answer: oneshot::Receiver<T>) -> Result<T> {
+        let answered = match self.wall_time {
+            Some(span) => tokio::time::timeout(span.into(), answer).await,
+            None => Ok(answer.await),
+        };
+        match answered {
+            Ok(answer) => answer.map_err(|_| gone(what)),
+            Err(_) => {
+                self.killed.send_replace(true);
+                let message = "it went beyond its wall-time limit";
+                Err(Error::new(ErrorCode::TooSlow, what, message).backend(NAME))
+            }
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.killed.send_replace(true);
+    }
+}
+
+fn gone(what: &'static str) -> Error {
+    Error::new(ErrorCode::Gone, what, "the instance has ended")
+        .backend(NAME)
+        .remedy("instantiate it anew")
+}

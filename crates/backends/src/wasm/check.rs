@@ -1,0 +1,107 @@
+//! Looking at a module before anything is compiled: what would cost more than it may is refused by name.
+
+use wasmparser::{Parser, Payload};
+
+/// The largest file that is taken for a program.
+pub(super) const LARGEST: u64 = 128 << 20;
+/// The largest one in text form.
+const LARGEST_TEXT: usize = 16 << 20;
+/// The most functions that are compiled.
+const FUNCTIONS: u64 = 200_000;
+/// The most code in one function: compiling takes more than proportionally longer.
+const FUNCTION: usize = 4 << 20;
+/// The most entries of a table to begin with.
+pub(super) const TABLE: u64 = 100_000;
+/// How deep components lie in each other.
+const DEPTH: usize = 16;
+
+/// Why a file is no program that can be run.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unfit {
+    /// It is something else.
+    #[error("{0}")]
+    Malformed(String),
+    /// It would cost too much.
+    #[error("{0}")]
+    TooMuch(String),
+}
+
+/// A module or a component, in binary form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A core module.
+    Core,
+    /// A component.
+    Component,
+}
+
+/// The binary form of what was given.
+pub(super) fn binary(given: Vec<u8>) -> Result<Vec<u8>, Unfit> {
+    if given.starts_with(b"\0asm") {
+        return Ok(given);
+    }
+    if !looks_like_text(&given) {
+        return Err(Unfit::Malformed("is neither a WebAssembly module nor its text".into()));
+    }
+    if given.len() > LARGEST_TEXT {
+        return Err(Unfit::TooMuch(format!("has more than {LARGEST_TEXT} bytes of text")));
+    }
+    match wat::parse_bytes(&given) {
+        Ok(binary) => Ok(binary.into_owned()),
+        Err(error) => Err(Unfit::Malformed(first_line(&error.to_string()))),
+    }
+}
+
+/// Text begins with a parenthesis, after blanks and comments.
+fn looks_like_text(given: &[u8]) -> bool {
+    let first = given.iter().find(|byte| !byte.is_ascii_whitespace());
+    matches!(first, Some(b'(' | b';'))
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
+/// Counts what is in it; everything else is found by validation when it is compiled.
+#[expect(clippy::wildcard_enum_match_arm, reason = "other sections are left to validation")]
+pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
+    let malformed =
+        |error: wasmparser::BinaryReaderError| Unfit::Malformed(first_line(&error.to_string()));
+    let mut kind = None;
+    let (mut functions, mut depth) = (0_u64, 0_usize);
+    for payload in Parser::new(0).parse_all(binary) {
+        match payload.map_err(malformed)? {
+            Payload::Version { encoding, .. } => {
+                kind.get_or_insert(match encoding {
+                    wasmparser::Encoding::Module => Kind::Core,
+                    wasmparser::Encoding::Component => Kind::Component,
+                });
+            }
+            Payload::TableSection(tables) => {
+                for table in tables {
+                    if table.map_err(malformed)?.ty.initial > TABLE {
+                        return Err(Unfit::TooMuch(format!(
+                            "has a table of more than {TABLE} entries"
+                        )));
+                    }
+                }
+            }
+            Payload::FunctionSection(section) => functions += u64::from(section.count()),
+            Payload::CodeSectionEntry(body) if body.as_bytes().len() > FUNCTION => {
+                return Err(Unfit::TooMuch(format!(
+                    "has a function of more than {FUNCTION} bytes"
+                )));
+            }
+            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if functions > FUNCTIONS {
+            return Err(Unfit::TooMuch(format!("has more than {FUNCTIONS} functions")));
+        }
+        if depth > DEPTH {
+            return Err(Unfit::TooMuch("has components too deep in each other".into()));
+        }
+    }
+    kind.ok_or_else(|| Unfit::Malformed("is empty".into()))
+}

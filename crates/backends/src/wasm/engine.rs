@@ -1,0 +1,222 @@
+//! The virtual machine: how programs are compiled, what they may import, and the clock that interrupts
+//! them. One for each way of compiling, made when it is first needed.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use wasmtime::component::Linker as ComponentLinker;
+use wasmtime::{
+    Config, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig, WasmFeatures,
+};
+
+use super::check::TABLE;
+use super::state::State;
+use super::{preview1, preview2};
+
+/// How often a running program is interrupted to look whether it may go on.
+pub(super) const TICK: Duration = Duration::from_millis(5);
+/// What a program's own calls may take of its stack.
+const STACK: usize = 1 << 20;
+/// The same with room for what the host does on it.
+const WHOLE_STACK: usize = STACK + (1 << 20);
+
+/// How many instances there may be at once in one process. Address space, not memory.
+const INSTANCES: u32 = 4096;
+const MEMORIES: u32 = 2048;
+/// The largest memory of an instance; the sandbox's own limit is below it.
+const LARGEST_MEMORY: usize = 4 << 30;
+
+/// What is added to the code of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Mode {
+    /// Nothing but what ends it.
+    Plain,
+    /// Its instructions are counted.
+    Counted,
+    /// Counted, and every number is the same on any machine.
+    Fixed,
+}
+
+impl Mode {
+    /// The one that a spec asks for.
+    pub(super) fn of(deterministic: bool, fuel: Option<u64>) -> Self {
+        match (deterministic, fuel) {
+            (true, _) => Self::Fixed,
+            (false, Some(_)) => Self::Counted,
+            (false, None) => Self::Plain,
+        }
+    }
+
+    pub(super) fn counts(self) -> bool {
+        match self {
+            Self::Plain => false,
+            Self::Counted | Self::Fixed => true,
+        }
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Counted => "counted",
+            Self::Fixed => "fixed",
+        }
+    }
+}
+
+/// Where instances come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Supply {
+    /// A pool that is mapped once: for many.
+    Pool,
+    /// Mapped for each: for one.
+    Single,
+}
+
+/// One way of compiling, ready to be used.
+pub(super) struct Machine {
+    pub engine: Engine,
+    pub mode: Mode,
+    pub core: Linker<State>,
+    pub component: ComponentLinker<State>,
+    ticker: Arc<Ticker>,
+}
+
+/// Every way of compiling, each made at most once.
+pub(super) struct Machines {
+    supply: Supply,
+    made: [OnceLock<Option<Arc<Machine>>>; 3],
+}
+
+impl Machines {
+    pub(super) fn new(supply: Supply) -> Self {
+        Self { supply, made: [const { OnceLock::new() }; 3] }
+    }
+
+    /// The machine of a mode; nothing where the processor or the system does not suit it.
+    pub(super) fn get(&self, mode: Mode) -> Option<Arc<Machine>> {
+        let at = match mode {
+            Mode::Plain => 0,
+            Mode::Counted => 1,
+            Mode::Fixed => 2,
+        };
+        self.made[at].get_or_init(|| Machine::new(mode, self.supply).ok().map(Arc::new)).clone()
+    }
+}
+
+impl Machine {
+    fn new(mode: Mode, supply: Supply) -> wasmtime::Result<Self> {
+        let pooled = Engine::new(&config(mode, supply));
+        // A host that is short of address space still runs programs, one mapping at a time.
+        let engine = pooled.or_else(|_| Engine::new(&config(mode, Supply::Single)))?;
+        let core = preview1::linker(&engine)?;
+        let component = preview2::linker(&engine)?;
+        let ticker = Ticker::start(engine.clone());
+        Ok(Self { engine, mode, core, component, ticker })
+    }
+
+    /// What compiled code depends on beside the program: version, settings, processor.
+    pub(super) fn key(&self) -> String {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        self.engine.precompile_compatibility_hash().hash(&mut hasher);
+        format!("{}-{:016x}", self.mode.name(), hasher.finish())
+    }
+
+    /// Keeps the clock going while a program runs.
+    pub(super) fn running(&self) -> Running {
+        self.ticker.active(1);
+        Running(Arc::clone(&self.ticker))
+    }
+}
+
+fn config(mode: Mode, supply: Supply) -> Config {
+    let mut config = Config::new();
+    config
+        .epoch_interruption(true)
+        .consume_fuel(mode.counts())
+        .cranelift_nan_canonicalization(mode == Mode::Fixed)
+        .wasm_features(WasmFeatures::RELAXED_SIMD, mode != Mode::Fixed)
+        .max_wasm_stack(STACK)
+        .async_stack_size(WHOLE_STACK)
+        .memory_init_cow(true)
+        .generate_address_map(false)
+        .wasm_backtrace_max_frames(None);
+    if supply == Supply::Pool {
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool()));
+    }
+    config
+}
+
+fn pool() -> PoolingAllocationConfig {
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_core_instances(INSTANCES)
+        .total_component_instances(MEMORIES)
+        .total_memories(MEMORIES)
+        .total_tables(INSTANCES)
+        .total_stacks(MEMORIES)
+        .max_memory_size(LARGEST_MEMORY)
+        .table_elements(usize::try_from(TABLE).unwrap_or(usize::MAX))
+        .max_core_instance_size(8 << 20)
+        .max_component_instance_size(8 << 20)
+        .max_unused_warm_slots(64)
+        // Clearing a little by hand is cheaper than giving it back and faulting it in again.
+        .linear_memory_keep_resident(64 << 10)
+        .table_keep_resident(16 << 10)
+        .async_stack_keep_resident(16 << 10);
+    pool
+}
+
+/// Counts up while any program runs, and rests while none does.
+struct Ticker {
+    running: Mutex<usize>,
+    wake: Condvar,
+}
+
+/// One program that runs.
+pub(super) struct Running(Arc<Ticker>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.active(-1);
+    }
+}
+
+impl Ticker {
+    fn start(engine: Engine) -> Arc<Self> {
+        let ticker = Arc::new(Self { running: Mutex::new(0), wake: Condvar::new() });
+        let weak = Arc::downgrade(&ticker);
+        // Without it nothing is ever interrupted: a program that is started waits for it then.
+        let _ = std::thread::Builder::new()
+            .name("wasm-clock".into())
+            .stack_size(64 << 10)
+            .spawn(move || tick(&weak, &engine));
+        ticker
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn active(&self, change: isize) {
+        let mut running = self.lock();
+        *running = running.saturating_add_signed(change);
+        if *running == 1 && change > 0 {
+            self.wake.notify_one();
+        }
+    }
+}
+
+fn tick(ticker: &Weak<Ticker>, engine: &Engine) {
+    while let Some(ticker) = ticker.upgrade() {
+        let running = ticker.lock();
+        if *running == 0 {
+            // For a moment only, so that a machine that is gone takes its clock with it.
+            let _ = ticker.wake.wait_timeout(running, Duration::from_secs(1));
+            continue;
+        }
+        drop(running);
+        drop(ticker);
+        std::thread::sleep(TICK);
+        engine.increment_epoch();
+    }
+}

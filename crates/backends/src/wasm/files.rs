@@ -1,0 +1,290 @@
+//! A sandbox's files from outside. Every path is resolved by the kernel beneath its directory (C-21),
+//! and whatever was resolved is used by descriptor.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes as Data;
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, ftruncate, mkdirat,
+    openat2, renameat, statat, unlinkat,
+};
+use rustix::io::{Errno, pread};
+use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPath};
+
+use super::NAME;
+use super::tree::{Place, Tree};
+
+/// How often to try again when the kernel could not decide because something was being moved.
+const TRIES: usize = 64;
+/// The most entries of a directory that are listed.
+const MOST: usize = 100_000;
+/// The most that is read at once.
+const PIECE: usize = 8 << 20;
+
+/// The files of a tree.
+pub(super) struct TreeFiles(pub Arc<Tree>);
+
+/// A path that was found to lie in one of the directories.
+struct Found<'t> {
+    operation: &'static str,
+    path: &'t SandboxPath,
+    place: &'t Place,
+    rest: String,
+}
+
+impl Found<'_> {
+    fn fail(&self, errno: Errno) -> Error {
+        failed(self.operation, self.path, errno)
+    }
+
+    fn open_rest(&self, rest: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let mut opened = Err(Errno::AGAIN);
+        for _ in 0..TRIES {
+            opened = openat2(&self.place.dir, rest, flags | OFlags::CLOEXEC, mode, within);
+            if !matches!(opened, Err(Errno::AGAIN | Errno::INTR)) {
+                break;
+            }
+        }
+        opened.map_err(|errno| self.fail(errno))
+    }
+
+    fn open(&self, flags: OFlags) -> Result<OwnedFd> {
+        self.open_rest(&self.rest, flags, Mode::empty())
+    }
+
+    /// The directory that its last part is in, and that part.
+    fn parent(&self) -> Result<(OwnedFd, &str)> {
+        let trimmed = self.rest.trim_end_matches('/');
+        let (parent, name) = trimmed.rsplit_once('/').unwrap_or((".", trimmed));
+        if matches!(name, "" | "." | "..") {
+            return Err(unsuitable(self.operation, self.path, "names no entry of a directory"));
+        }
+        Ok((self.open_rest(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
+    }
+
+    /// Fails where the directory is only to be looked at (C-20).
+    fn writable(&self) -> Result<()> {
+        if self.place.read_only { Err(self.fail(Errno::ROFS)) } else { Ok(()) }
+    }
+
+    /// A regular file. Looked at before, because opening a device can have effects of its own, and
+    /// after, because it may have been swapped in between.
+    fn regular(&self, flags: OFlags) -> Result<OwnedFd> {
+        match self.open(OFlags::PATH) {
+            Ok(seen) => self.demand_regular(&seen)?,
+            Err(error) if !flags.contains(OFlags::CREATE) => return Err(error),
+            Err(_) => {}
+        }
+        let mode = if flags.contains(OFlags::CREATE) { 0o644 } else { 0 };
+        let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = self.open_rest(&self.rest, flags, Mode::from_raw_mode(mode))?;
+        self.demand_regular(&file)?;
+        Ok(file)
+    }
+
+    fn demand_regular(&self, file: &OwnedFd) -> Result<()> {
+        let found = fstat(file).map_err(|errno| self.fail(errno))?;
+        match kind(&found) {
+            EntryKind::File => Ok(()),
+            EntryKind::Directory | EntryKind::Symlink | EntryKind::Other => {
+                Err(unsuitable(self.operation, self.path, "is not a regular file"))
+            }
+        }
+    }
+}
+
+fn kind(found: &Stat) -> EntryKind {
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => EntryKind::Symlink,
+        FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => EntryKind::Other,
+    }
+}
+
+fn entry(found: &Stat, name: &str) -> Entry {
+    let size = u64::try_from(found.st_size).unwrap_or(0);
+    Entry { name: name.to_owned(), kind: kind(found), size, mode: found.st_mode & 0o7777 }
+}
+
+fn unsuitable(operation: &'static str, path: &SandboxPath, what: &str) -> Error {
+    Error::new(ErrorCode::Invalid, operation, format!("`{path}` {what}")).backend(NAME)
+}
+
+fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
+    let (code, what) = match errno {
+        Errno::NOENT => (ErrorCode::NotFound, "is not there"),
+        // From `openat2` it says that the path left its root.
+        Errno::XDEV => (ErrorCode::PathEscapes, "leaves its root"),
+        Errno::ROFS => (ErrorCode::Denied, "is read-only"),
+        Errno::ACCESS | Errno::PERM => (ErrorCode::Denied, "is not allowed"),
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => (ErrorCode::TooLarge, "does not fit"),
+        Errno::NOTDIR => (ErrorCode::Invalid, "is not a directory"),
+        Errno::ISDIR => (ErrorCode::Invalid, "is a directory"),
+        Errno::EXIST | Errno::NOTEMPTY | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL => {
+            (ErrorCode::Invalid, "is not suitable")
+        }
+        _ => (ErrorCode::System, "could not be used"),
+    };
+    let error = Error::new(code, operation, format!("`{path}` {what}")).backend(NAME);
+    if code == ErrorCode::System { error.source(errno) } else { error }
+}
+
+impl TreeFiles {
+    fn find<'t>(&'t self, operation: &'static str, path: &'t SandboxPath) -> Result<Found<'t>> {
+        let (place, rest) =
+            self.0.locate(path).ok_or_else(|| failed(operation, path, Errno::NOENT))?;
+        Ok(Found { operation, path, place, rest })
+    }
+
+    fn make_dirs(&self, path: &SandboxPath) -> Result<()> {
+        let found = self.find("make a directory", path)?;
+        let directory = OFlags::PATH | OFlags::DIRECTORY;
+        match found.open(directory) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.code() != ErrorCode::NotFound => return Err(error),
+            Err(_) => found.writable()?,
+        }
+        let ends = found.rest.char_indices().filter(|(at, c)| *c == '/' && *at > 0);
+        let ends = ends.map(|(at, _)| at).chain(std::iter::once(found.rest.len()));
+        for end in ends {
+            let part = Found { rest: found.rest[..end].to_owned(), ..found };
+            let Ok((parent, name)) = part.parent() else { continue };
+            match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(found.fail(errno)),
+            }
+        }
+        // What was there may be something else, and what was made may have been swapped.
+        found.open(directory).map(drop)
+    }
+
+    fn entries(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
+        let found = self.find("list", path)?;
+        let dir = found.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut entries = Vec::new();
+        for item in Dir::read_from(&dir).map_err(|errno| found.fail(errno))? {
+            let item = item.map_err(|errno| found.fail(errno))?;
+            if matches!(item.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            if entries.len() == MOST {
+                let message = format!("`{path}` has more than {MOST} entries");
+                return Err(Error::new(ErrorCode::TooLarge, "list", message).backend(NAME));
+            }
+            // An entry that vanishes meanwhile is left out.
+            if let Ok(stat) = statat(&dir, item.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
+                entries.push(entry(&stat, &item.file_name().to_string_lossy()));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn remove_all(&self, path: &SandboxPath) -> Result<()> {
+        let found = self.find("remove", path)?;
+        let (parent, name) = match found.parent() {
+            Err(error) if error.code() == ErrorCode::NotFound => return Ok(()),
+            parent => parent?,
+        };
+        found.writable()?;
+        match unlinkat(&parent, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(Errno::ISDIR | Errno::PERM) => {
+                clear(&parent, name).map_err(|errno| found.fail(errno))
+            }
+            Err(errno) => Err(found.fail(errno)),
+        }
+    }
+}
+
+/// Removes a directory with everything in it, by its open parent.
+fn clear(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}/{name}", parent.as_raw_fd());
+    let cleared = stockade_launcher::clear(std::path::Path::new(&path));
+    cleared.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+#[async_trait]
+impl Files for TreeFiles {
+    async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
+        let found = self.find("stat", path)?;
+        let seen = found.open(OFlags::PATH | OFlags::NOFOLLOW)?;
+        let name = path.as_str().trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Ok(entry(&fstat(seen).map_err(|errno| found.fail(errno))?, name))
+    }
+
+    async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
+        self.entries(path)
+    }
+
+    async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
+        let found = self.find("read", path)?;
+        let file = found.regular(OFlags::RDONLY)?;
+        let mut data = vec![0; (most as usize).min(PIECE)];
+        let mut filled = 0;
+        while filled < data.len() {
+            match pread(&file, &mut data[filled..], offset.saturating_add(filled as u64)) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(found.fail(errno)),
+            }
+        }
+        data.truncate(filled);
+        Ok(data.into())
+    }
+
+    async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
+        let found = self.find("write", path)?;
+        found.writable()?;
+        let place = if append { OFlags::APPEND } else { OFlags::empty() };
+        let file = found.regular(OFlags::WRONLY | OFlags::CREATE | place)?;
+        if !append {
+            ftruncate(&file, 0).map_err(|errno| found.fail(errno))?;
+        }
+        let mut left = &data[..];
+        while !left.is_empty() {
+            match rustix::io::write(&file, left) {
+                Ok(count) => left = &left[count..],
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(found.fail(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
+        let found = self.find("set the mode", path)?;
+        found.writable()?;
+        let file = found.regular(OFlags::RDONLY)?;
+        fchmod(&file, Mode::from_raw_mode(mode & 0o777)).map_err(|errno| found.fail(errno))
+    }
+
+    async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
+        self.make_dirs(path)
+    }
+
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        let (from, to) = (self.find("rename", from)?, self.find("rename", to)?);
+        from.writable()?;
+        to.writable()?;
+        let ((from_dir, from_name), (to_dir, to_name)) = (from.parent()?, to.parent()?);
+        renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| match errno {
+            // Here it says that two file systems are involved, not that a path escapes.
+            Errno::XDEV => unsuitable("rename", from.path, "lies on another file system"),
+            errno => from.fail(errno),
+        })
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        self.remove_all(path)
+    }
+}

@@ -1,0 +1,83 @@
+//! Which file a command means, and where it starts: resolved by the kernel, opened once, and used by
+//! descriptor from then on.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::io::Errno;
+use stockade_core::{Command, SandboxPath, StartFailure};
+
+use super::check::{LARGEST, Unfit};
+use super::tree::{Place, Tree};
+
+/// Where a command starts.
+pub(super) struct Start<'t> {
+    pub place: &'t Place,
+    pub rest: String,
+    pub dir: OwnedFd,
+}
+
+/// The directory a command starts in.
+pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, StartFailure> {
+    let given = command.dir.as_ref().map_or(".", SandboxPath::as_str);
+    let bad = || StartFailure::BadDirectory(format!("`{given}` is not a directory"));
+    let path: SandboxPath = given.parse().map_err(|_| bad())?;
+    let (place, rest) = tree.locate(&path).ok_or_else(bad)?;
+    let dir = beneath(place, &rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| bad())?;
+    Ok(Start { place, rest, dir })
+}
+
+/// The bytes of a program that is named by a path.
+pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
+    let missing = || StartFailure::NotFound(format!("there is no `{name}`"));
+    let located = match name.starts_with('/') {
+        true => name.parse().ok().and_then(|path: SandboxPath| tree.locate(&path)),
+        false => Some((start.place, format!("{}/{name}", start.rest))),
+    };
+    let (place, rest) = located.ok_or_else(missing)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = beneath(place, &rest, flags).map_err(|errno| match errno {
+        Errno::NOENT | Errno::NOTDIR => missing(),
+        errno => StartFailure::NotExecutable(format!("`{name}`: {}", std::io::Error::from(errno))),
+    })?;
+    contents(file, name)
+}
+
+/// The bytes of a program of the host.
+pub(super) fn on_host(path: &Path, name: &str) -> Result<Vec<u8>, StartFailure> {
+    let file = File::open(path)
+        .map_err(|error| StartFailure::NotFound(format!("`{name}` cannot be read: {error}")))?;
+    contents(file.into(), name)
+}
+
+fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {
+    let unreadable = |why: String| StartFailure::NotExecutable(format!("`{name}` {why}"));
+    let found = fstat(&file).map_err(|errno| unreadable(errno.to_string()))?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(unreadable("is not a regular file".into()));
+    }
+    let size = u64::try_from(found.st_size).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(usize::try_from(size.min(LARGEST)).unwrap_or(0));
+    let read = File::from(file).take(LARGEST + 1).read_to_end(&mut bytes);
+    read.map_err(|error| unreadable(error.to_string()))?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(StartFailure::NoResources(format!("`{name}` has more than {LARGEST} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn beneath(place: &Place, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    openat2(&place.dir, rest, flags | OFlags::CLOEXEC, Mode::empty(), within)
+}
+
+/// Why a program that was found cannot be run.
+pub(super) fn refused(name: &str, unfit: &Unfit) -> StartFailure {
+    match unfit {
+        Unfit::Malformed(why) => StartFailure::NotExecutable(format!("`{name}` {why}")),
+        Unfit::TooMuch(why) => StartFailure::NoResources(format!("`{name}` {why}")),
+    }
+}

@@ -1,0 +1,294 @@
+//! WASI preview 1: the library's functions, and in front of those that use something up, the limits.
+
+use std::time::Duration;
+
+use wasmtime::{AsContextMut, Caller, Engine, Extern, Linker, Result};
+use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPreview1};
+use wasmtime_wasi::p1::{add_to_linker_async, types};
+use wiggle::{GuestMemory, GuestPtr};
+
+use stockade_core::Signal;
+
+use super::state::{State, Stop};
+
+const MODULE: &str = "wasi_snapshot_preview1";
+
+/// Error numbers of the interface.
+const TOO_MANY_FILES: i32 = 33;
+const NO_SPACE: i32 = 51;
+const INVALID: i32 = 28;
+
+/// The clocks of the interface that the library does not have.
+const PROCESS_TIME: i32 = 2;
+const THREAD_TIME: i32 = 3;
+
+/// Signals of the interface, which differ from Linux after the fifteenth.
+const SIGNALS: [i32; 31] = [
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26,
+    27, 29, 30, 31, 31,
+];
+
+/// Everything a module may import.
+pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
+    let mut linker = Linker::new(engine);
+    add_to_linker_async(&mut linker, |state: &mut State| &mut state.wasi)?;
+    linker.allow_shadowing(true);
+    files(&mut linker)?;
+    writes(&mut linker)?;
+    ends(&mut linker)?;
+    waits(&mut linker)?;
+    linker.allow_shadowing(false);
+    Ok(linker)
+}
+
+/// The program's memory and state, as the library's functions want them.
+fn split<'a>(caller: &'a mut Caller<'_, State>) -> Result<(GuestMemory<'a>, &'a mut State)> {
+    let Some(Extern::Memory(memory)) = caller.get_export("memory") else {
+        wasmtime::bail!("the module exports no memory");
+    };
+    let fuel = caller.as_context_mut().hostcall_fuel();
+    let (data, state) = memory.data_and_store_mut(caller);
+    state.wasi.set_hostcall_fuel(fuel);
+    Ok((GuestMemory::Unshared(data), state))
+}
+
+/// The number of open files is bounded.
+fn files(linker: &mut Linker<State>) -> Result<()> {
+    type Open = (i32, i32, i32, i32, i32, i64, i64, i32, i32);
+    linker.func_wrap_async(
+        MODULE,
+        "path_open",
+        |mut caller: Caller<'_, State>,
+         (dir, look, path, len, how, base, inherit, flags, out): Open| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                if state.descriptors.is_full() {
+                    return Ok(TOO_MANY_FILES);
+                }
+                let ctx = &mut state.wasi;
+                let errno = wasi::path_open(
+                    ctx,
+                    &mut memory,
+                    dir,
+                    look,
+                    path,
+                    len,
+                    how,
+                    base,
+                    inherit,
+                    flags,
+                    out,
+                )
+                .await?;
+                if errno == 0 {
+                    let number = memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?;
+                    state.descriptors.opened(number);
+                }
+                Ok(errno)
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        MODULE,
+        "fd_close",
+        |mut caller: Caller<'_, State>, (fd,): (i32,)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let errno = wasi::fd_close(&mut state.wasi, &mut memory, fd).await?;
+                if errno == 0 {
+                    state.descriptors.closed(fd.cast_unsigned());
+                }
+                Ok(errno)
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        MODULE,
+        "fd_renumber",
+        |mut caller: Caller<'_, State>, (from, to): (i32, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let errno = wasi::fd_renumber(&mut state.wasi, &mut memory, from, to).await?;
+                if errno == 0 {
+                    state.descriptors.renumbered(from.cast_unsigned(), to.cast_unsigned());
+                }
+                Ok(errno)
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// The size of what a call to write would write at most.
+fn wanted(memory: &GuestMemory<'_>, list: i32, count: i32) -> Result<u64> {
+    let list = GuestPtr::<types::Ciovec>::new(list.cast_unsigned());
+    let mut total = 0_u64;
+    for part in list.as_array(count.cast_unsigned()).iter() {
+        total = total.saturating_add(u64::from(memory.read(part?)?.buf_len));
+    }
+    Ok(total)
+}
+
+/// What is written is bounded.
+fn writes(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap_async(
+        MODULE,
+        "fd_write",
+        |mut caller: Caller<'_, State>, (fd, list, count, out): (i32, i32, i32, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let room = match room(state, &memory, fd, list, count)? {
+                    Ok(room) => room,
+                    Err(errno) => return Ok(errno),
+                };
+                let errno =
+                    wasi::fd_write(&mut state.wasi, &mut memory, fd, list, count, out).await;
+                settle(state, &memory, room, errno?, out)
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        MODULE,
+        "fd_pwrite",
+        |mut caller: Caller<'_, State>, (fd, list, count, at, out): (i32, i32, i32, i64, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let room = match room(state, &memory, fd, list, count)? {
+                    Ok(room) => room,
+                    Err(errno) => return Ok(errno),
+                };
+                let ctx = &mut state.wasi;
+                let errno = wasi::fd_pwrite(ctx, &mut memory, fd, list, count, at, out).await;
+                settle(state, &memory, room, errno?, out)
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        MODULE,
+        "fd_filestat_set_size",
+        |mut caller: Caller<'_, State>, (fd, size): (i32, i64)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let stat = state.wasi.fd_filestat_get(&mut memory, types::Fd::from(fd)).await;
+                let now = stat.map_or(0, |stat| stat.size);
+                let more = size.cast_unsigned().saturating_sub(now);
+                if !state.meter.account.take_disk(more) {
+                    return Ok(NO_SPACE);
+                }
+                let errno = wasi::fd_filestat_set_size(&mut state.wasi, &mut memory, fd, size);
+                let errno = errno.await?;
+                if errno != 0 {
+                    state.meter.account.give_disk(more);
+                }
+                Ok(errno)
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// Takes room on disk for a write to a file; its streams are counted elsewhere.
+fn room(
+    state: &State,
+    memory: &GuestMemory<'_>,
+    fd: i32,
+    list: i32,
+    count: i32,
+) -> Result<std::result::Result<u64, i32>> {
+    if !state.descriptors.is_file(fd.cast_unsigned()) {
+        return Ok(Ok(0));
+    }
+    let wanted = match wanted(memory, list, count) {
+        Ok(wanted) => wanted,
+        Err(_) => return Ok(Err(INVALID)),
+    };
+    Ok(if state.meter.account.take_disk(wanted) { Ok(wanted) } else { Err(NO_SPACE) })
+}
+
+/// Gives back the room that was not needed.
+fn settle(state: &State, memory: &GuestMemory<'_>, room: u64, errno: i32, out: i32) -> Result<i32> {
+    if room > 0 {
+        let written = match errno {
+            0 => u64::from(memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?),
+            _ => 0,
+        };
+        state.meter.account.give_disk(room.saturating_sub(written));
+    }
+    Ok(errno)
+}
+
+/// Ends that the library does not let through, and clocks it does not have.
+fn ends(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap(MODULE, "proc_exit", |code: i32| -> Result<()> {
+        Err(Stop::Exit(code).into())
+    })?;
+    linker.func_wrap(MODULE, "proc_raise", |number: i32| -> Result<i32> {
+        match usize::try_from(number).ok().and_then(|at| SIGNALS.get(at)) {
+            Some(0) => Ok(0),
+            Some(linux) => Err(Stop::Raised(Signal(*linux)).into()),
+            None => Ok(INVALID),
+        }
+    })?;
+    linker.func_wrap(
+        MODULE,
+        "clock_time_get",
+        |mut caller: Caller<'_, State>, clock: i32, precision: i64, out: i32| -> Result<i32> {
+            let (mut memory, state) = split(&mut caller)?;
+            if clock != PROCESS_TIME && clock != THREAD_TIME {
+                return wasi::clock_time_get(&mut state.wasi, &mut memory, clock, precision, out);
+            }
+            let used = u64::try_from(state.processor_time().as_nanos()).unwrap_or(u64::MAX);
+            memory.write(GuestPtr::<u64>::new(out.cast_unsigned()), used)?;
+            Ok(0)
+        },
+    )?;
+    Ok(())
+}
+
+/// The library sleeps where it stands when there is nothing but a span to wait for; then nothing could
+/// end the program.
+fn waits(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap_async(
+        MODULE,
+        "poll_oneoff",
+        |mut caller: Caller<'_, State>, (list, events, count, out): (i32, i32, i32, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let span = if count == 1 { span(&memory, list)? } else { None };
+                let Some((span, userdata)) = span else {
+                    let ctx = &mut state.wasi;
+                    return wasi::poll_oneoff(ctx, &mut memory, list, events, count, out).await;
+                };
+                tokio::time::sleep(span).await;
+                let event = types::Event {
+                    userdata,
+                    error: types::Errno::Success,
+                    type_: types::Eventtype::Clock,
+                    fd_readwrite: types::EventFdReadwrite {
+                        flags: types::Eventrwflags::empty(),
+                        nbytes: 0,
+                    },
+                };
+                memory.write(GuestPtr::new(events.cast_unsigned()), event)?;
+                memory.write(GuestPtr::<u32>::new(out.cast_unsigned()), 1)?;
+                Ok(0)
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// The span that a subscription waits for, if it waits for one, with what it is known by.
+fn span(memory: &GuestMemory<'_>, at: i32) -> Result<Option<(Duration, u64)>> {
+    let wanted = memory.read(GuestPtr::<types::Subscription>::new(at.cast_unsigned()))?;
+    Ok(match wanted.u {
+        types::SubscriptionU::Clock(clock)
+            if !clock.flags.contains(types::Subclockflags::SUBSCRIPTION_CLOCK_ABSTIME) =>
+        {
+            Some((Duration::from_nanos(clock.timeout), wanted.userdata))
+        }
+        types::SubscriptionU::Clock(_)
+        | types::SubscriptionU::FdRead(_)
+        | types::SubscriptionU::FdWrite(_) => None,
+    })
+}

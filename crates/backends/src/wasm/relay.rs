@@ -1,0 +1,85 @@
+//! A worker's process as the engine sees it: its output and input passed through, its end completed by
+//! what it answered.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes as Data;
+use stockade_core::{Exit, ExitStatus, Process, ProcessControl, ProcessEvent};
+use tokio::sync::mpsc::Receiver;
+
+use super::account::Account;
+use super::process::Inside;
+use super::report::Answer;
+
+/// What is to be passed on.
+pub(super) struct Relay {
+    pub process: Process,
+    pub inside: Inside,
+    /// Where the worker leaves its answer.
+    pub answer: PathBuf,
+    pub account: Arc<Account>,
+}
+
+/// Passes everything on until the worker's end.
+pub(super) async fn relay(relay: Relay) {
+    let Relay { process, inside, answer, account } = relay;
+    let Process { mut events, control } = process;
+    let Inside { events: out, input, exit, mut killed, present } = inside;
+    let feeding = tokio::spawn(feed(Arc::clone(&control), input));
+    let ending = tokio::spawn({
+        let control = Arc::clone(&control);
+        async move {
+            // Nobody who could want it ended is left: then it must not go on either.
+            let _ = killed.wait_for(|killed| *killed).await;
+            let _ = control.kill().await;
+        }
+    });
+    let ended = loop {
+        match events.next().await {
+            // Nobody reads any more: it is on its way to being ended.
+            Some(event @ ProcessEvent::Output(..)) => drop(out.send(event).await),
+            Some(ProcessEvent::Exit(exit)) => break exit,
+            None => {
+                break ExitStatus::Lost("the worker's events ended without an exit".into()).into();
+            }
+        }
+    };
+    feeding.abort();
+    ending.abort();
+    drop(out);
+    let _ = exit.send(complete(ended, &answer, &account));
+    drop(present);
+}
+
+fn complete(seen: Exit, path: &Path, account: &Account) -> Exit {
+    let answer = Answer::read(path);
+    let _ = std::fs::remove_file(path);
+    match (answer, &seen.status) {
+        (Some(answer), _) => {
+            account.spend_disk(answer.disk);
+            answer.complete(seen)
+        }
+        (None, ExitStatus::Exited(_)) => {
+            ExitStatus::Lost("the worker ended without an answer".into()).into()
+        }
+        (
+            None,
+            ExitStatus::Signalled(_)
+            | ExitStatus::StartFailed(_)
+            | ExitStatus::LimitExceeded(_)
+            | ExitStatus::Lost(_),
+        ) => seen,
+    }
+}
+
+async fn feed(control: Arc<dyn ProcessControl>, input: Option<Receiver<Data>>) {
+    let Some(mut input) = input else { return };
+    while let Some(data) = input.recv().await {
+        // A program that has ended reads nothing more.
+        if control.write_stdin(data).await.is_err() {
+            return;
+        }
+    }
+    let _ = control.close_stdin().await;
+}

@@ -1,0 +1,133 @@
+//! What a worker is told and what it answers. The answer is guest input: a worker that was taken over
+//! says what it likes, and is believed about its own end only.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use stockade_core::{Bytes, Exit, ExitStatus, LimitKind, Signal, StartFailure};
+
+use super::engine::Mode;
+
+/// Where everything that is the worker's lies inside its walls.
+pub(super) const HOME: &str = "/stockade";
+/// The longest answer that is read.
+const LONGEST: u64 = 16 << 10;
+
+/// What a worker is to run, beside the program's arguments and environment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Order {
+    pub mode: Way,
+    /// The digest of the code in [`HOME`], which must be that and no other.
+    pub code: String,
+    /// The name of the file for the answer.
+    pub answer: String,
+    /// The directories the program is given: where it sees each, where it lies, and whether only to
+    /// read.
+    pub places: Vec<(String, String, bool)>,
+    /// Where it starts: a path in one of them.
+    pub start: (usize, String),
+    pub memory: Option<u64>,
+    pub disk: u64,
+    pub open_files: Option<u32>,
+    pub fuel: Option<u64>,
+    /// Processor time, in milliseconds.
+    pub cpu_time: Option<u64>,
+}
+
+/// How a program was compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Way {
+    Plain,
+    Counted,
+    Fixed,
+}
+
+impl From<Mode> for Way {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Plain => Self::Plain,
+            Mode::Counted => Self::Counted,
+            Mode::Fixed => Self::Fixed,
+        }
+    }
+}
+
+impl From<Way> for Mode {
+    fn from(way: Way) -> Self {
+        match way {
+            Way::Plain => Self::Plain,
+            Way::Counted => Self::Counted,
+            Way::Fixed => Self::Fixed,
+        }
+    }
+}
+
+/// How a program ended, from inside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Answer {
+    pub ending: Told,
+    pub peak_memory: u64,
+    pub fuel: Option<u64>,
+    /// What it has written to disk.
+    pub disk: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Told {
+    Exited(u8),
+    Signalled(u8),
+    Limit(LimitKind),
+    NotStarted(StartFailure),
+}
+
+impl Answer {
+    /// The answer to how a program ended.
+    pub(super) fn of(exit: &Exit, disk: u64) -> Self {
+        let ending = match &exit.status {
+            ExitStatus::Exited(code) => Told::Exited(u8::try_from(*code & 0xff).unwrap_or(0)),
+            ExitStatus::Signalled(signal) => Told::Signalled(u8::try_from(signal.0).unwrap_or(9)),
+            ExitStatus::LimitExceeded(limit) => Told::Limit(*limit),
+            ExitStatus::StartFailed(failure) => Told::NotStarted(failure.clone()),
+            ExitStatus::Lost(why) => Told::NotStarted(StartFailure::NoResources(why.clone())),
+        };
+        let peak_memory = exit.peak_memory.map_or(0, |peak| peak.0);
+        Self { ending, peak_memory, fuel: exit.fuel, disk }
+    }
+
+    /// The answer in a file, if there is one and it is whole. Follows no link.
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        let found = std::fs::symlink_metadata(path).ok()?;
+        if !found.is_file() || found.len() > LONGEST {
+            return None;
+        }
+        serde_json::from_slice(&super::cache::read(path).ok()?).ok()
+    }
+
+    /// Puts it into what the walls themselves saw of the end.
+    pub(super) fn complete(self, seen: Exit) -> Exit {
+        let status = match (seen.status, self.ending) {
+            // Only a worker that ended by itself has something to say about it.
+            (ExitStatus::Exited(0), told) => told.into(),
+            (seen, _) => seen,
+        };
+        Exit { status, peak_memory: Some(Bytes(self.peak_memory)), fuel: self.fuel, ..seen }
+    }
+}
+
+impl From<Told> for ExitStatus {
+    fn from(told: Told) -> Self {
+        match told {
+            Told::Exited(code) => Self::Exited(code.into()),
+            Told::Signalled(number) if (1..=64).contains(&number) => {
+                Self::Signalled(Signal(number.into()))
+            }
+            Told::Signalled(_) => Self::Lost("the worker names no signal".into()),
+            Told::Limit(limit) => Self::LimitExceeded(limit),
+            Told::NotStarted(failure) => Self::StartFailed(failure),
+        }
+    }
+}

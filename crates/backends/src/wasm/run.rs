@@ -1,0 +1,198 @@
+//! One program from its first instruction to its last, on the thread that calls. How it ended comes from
+//! the machine's traps and this backend's own counters, never from text (C-16).
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use stockade_core::{
+    Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, Signal, Span, StartFailure,
+};
+use wasmtime::{Error, Store, Trap, UpdateDeadline};
+use wasmtime_wasi::{FsPerms, I32Exit, WasiCtxBuilder, WasiView};
+
+use super::account::Account;
+use super::engine::{Machine, Mode};
+use super::fixed;
+use super::program::Program;
+use super::state::{Descriptors, Meter, STREAMS, State, Stop};
+
+/// Everything that a component holds of the host at once: files, streams, things to wait for.
+const RESOURCES: usize = 100_000;
+
+/// A directory of the host, as a program sees it. Open already: a path could lead elsewhere by now.
+pub(super) struct Opening {
+    pub dir: OwnedFd,
+    pub at: String,
+    pub read_only: bool,
+}
+
+/// What a program is given.
+pub(super) struct Job {
+    pub argv: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub openings: Vec<Opening>,
+    pub limits: EffectiveLimits,
+    pub account: Arc<Account>,
+    /// Gives it its streams.
+    pub streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
+}
+
+/// Runs a program until it ends, or until somebody ends it and says how.
+pub(super) async fn run(
+    machine: &Machine,
+    program: &Program,
+    job: Job,
+    ended: impl Future<Output = ExitStatus>,
+) -> Exit {
+    let limits = job.limits;
+    let mut store = match store(machine, job) {
+        Ok(store) => store,
+        Err(failure) => return ExitStatus::StartFailed(failure).into(),
+    };
+    let _running = machine.running();
+    let done = tokio::select! {
+        biased;
+        status = ended => Err(status),
+        done = drive(&mut store, program) => Ok(done),
+    };
+    let status = match done {
+        Ok(Ok(code)) => ExitStatus::Exited(code),
+        Ok(Err(error)) => judge(&error, &store.data().meter),
+        Err(status) => status,
+    };
+    let left = store.get_fuel().ok().filter(|_| machine.mode.counts());
+    Exit {
+        status,
+        cpu_time: Some(Span::from(store.data().meter.cpu_time())),
+        peak_memory: Some(Bytes(store.data().meter.peak())),
+        fuel: left.map(|left| limits.fuel.unwrap_or(u64::MAX).saturating_sub(left)),
+    }
+}
+
+/// A store with everything the program may use.
+pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFailure> {
+    let Job { argv, env, openings, limits, account, streams } = job;
+    let fixed = machine.mode == Mode::Fixed;
+    let given = openings.len() + STREAMS;
+    let wasi = wasi(&argv, &env, openings, streams, fixed)
+        .map_err(|error| StartFailure::NoResources(short(&error)))?;
+    let meter = Meter::start(account, limits.cpu_time.map(Into::into));
+    let descriptors = Descriptors::new(limits.open_files, given);
+    let mut store = Store::new(&machine.engine, State { wasi, meter, descriptors, fixed });
+    store.data_mut().ctx().table.set_max_capacity(RESOURCES);
+    store.limiter(|state| &mut state.meter);
+    if machine.mode.counts() {
+        // The machine counts, so that setting it cannot fail.
+        let _ = store.set_fuel(limits.fuel.unwrap_or(u64::MAX));
+    }
+    store.set_epoch_deadline(1);
+    store.epoch_deadline_callback(|context| look(&context.data().meter));
+    Ok(store)
+}
+
+/// At every tick: whether the program may go on, and when.
+fn look(meter: &Meter) -> Result<UpdateDeadline, Error> {
+    meter.check()?;
+    Ok(match meter.account.paused() {
+        None => UpdateDeadline::Yield(1),
+        Some(mut paused) => UpdateDeadline::YieldCustom(
+            1,
+            Box::pin(async move {
+                // An account that is gone pauses nobody.
+                let _ = paused.wait_for(|paused| !*paused).await;
+            }),
+        ),
+    })
+}
+
+fn wasi(
+    argv: &[String],
+    env: &[(String, String)],
+    openings: Vec<Opening>,
+    streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
+    fixed: bool,
+) -> Result<wasmtime_wasi::p1::WasiP1Ctx, Error> {
+    let mut builder = WasiCtxBuilder::new();
+    builder
+        .args(argv)
+        .envs(env)
+        .allow_blocking_current_thread(true)
+        .allow_tcp(false)
+        .allow_udp(false)
+        .allow_ip_name_lookup(false);
+    for opening in openings {
+        let perms = if opening.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
+        let same = format!("/proc/self/fd/{}", opening.dir.as_raw_fd());
+        builder.preopened_dir(same, &opening.at, perms)?;
+    }
+    if fixed {
+        fixed::furnish(&mut builder);
+    }
+    streams(&mut builder);
+    Ok(builder.build_p1())
+}
+
+async fn drive(store: &mut Store<State>, program: &Program) -> Result<i32, Error> {
+    match program {
+        Program::Core(module) => {
+            let instance = module.instantiate_async(&mut *store).await?;
+            let start = instance.get_typed_func::<(), ()>(&mut *store, "_start")?;
+            start.call_async(store, ()).await.map(|()| 0)
+        }
+        Program::Component(component) => {
+            let command = component.instantiate_async(&mut *store).await?;
+            let ran = command.wasi_cli_run().call_run(store).await?;
+            Ok(i32::from(ran.is_err()))
+        }
+    }
+}
+
+/// How a program ended that did not return.
+pub(super) fn judge(error: &Error, meter: &Meter) -> ExitStatus {
+    if let Some(stop) = error.downcast_ref::<Stop>() {
+        return match *stop {
+            Stop::Exit(code) => ExitStatus::Exited(code & 0xff),
+            Stop::Raised(signal) => ExitStatus::Signalled(signal),
+            Stop::Limit(limit) => ExitStatus::LimitExceeded(limit),
+        };
+    }
+    if let Some(exit) = error.downcast_ref::<I32Exit>() {
+        return ExitStatus::Exited(exit.0 & 0xff);
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(trap) => trapped(*trap, meter),
+        None => ExitStatus::StartFailed(StartFailure::NoResources(short(error))),
+    }
+}
+
+/// A trap as the signal that the same mistake brings about in a program of the host's own kind.
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else it comes to know aborts")]
+fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
+    const ABORTED: Signal = Signal(6);
+    const ARITHMETIC: Signal = Signal(8);
+    const SEGMENT: Signal = Signal(11);
+    match trap {
+        Trap::OutOfFuel => ExitStatus::LimitExceeded(LimitKind::Fuel),
+        // Most programs give up where they get no memory; the limit is why.
+        Trap::UnreachableCodeReached if meter.was_refused() => {
+            ExitStatus::LimitExceeded(LimitKind::Memory)
+        }
+        Trap::StackOverflow
+        | Trap::MemoryOutOfBounds
+        | Trap::HeapMisaligned
+        | Trap::TableOutOfBounds
+        | Trap::IndirectCallToNull
+        | Trap::BadSignature
+        | Trap::NullReference
+        | Trap::ArrayOutOfBounds => ExitStatus::Signalled(SEGMENT),
+        Trap::IntegerOverflow | Trap::IntegerDivisionByZero | Trap::BadConversionToInteger => {
+            ExitStatus::Signalled(ARITHMETIC)
+        }
+        // Unreachable code, and whatever else the machine comes to know.
+        _ => ExitStatus::Signalled(ABORTED),
+    }
+}
+
+fn short(error: &Error) -> String {
+    format!("{error:#}").replace('\n', " ").chars().take(400).collect()
+}

@@ -1,0 +1,191 @@
+//! What belongs to one running program: its view of WASI, and what it has used of its limits. The host
+//! functions and the engine's own hooks decide by it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use stockade_core::{LimitKind, Signal};
+use wasmtime::{ResourceLimiter, Result};
+use wasmtime_wasi::filesystem::Descriptor;
+use wasmtime_wasi::p1::WasiP1Ctx;
+use wasmtime_wasi::{WasiCtxView, WasiView};
+
+use super::account::Account;
+
+/// What an element of a table takes.
+const ELEMENT: u64 = 16;
+/// The most instances, memories and tables that one program is made of.
+const PARTS: usize = 256;
+
+/// Input, output and errors.
+pub(super) const STREAMS: usize = 3;
+
+/// One running program.
+pub(super) struct State {
+    pub wasi: WasiP1Ctx,
+    pub meter: Meter,
+    pub descriptors: Descriptors,
+    /// Whether nothing of the host's time may be seen.
+    pub fixed: bool,
+}
+
+impl WasiView for State {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        self.wasi.ctx()
+    }
+}
+
+impl State {
+    /// Processor time as the program may see it.
+    pub(super) fn processor_time(&self) -> Duration {
+        if self.fixed { Duration::ZERO } else { self.meter.cpu_time() }
+    }
+
+    /// Whether a component may open no further file.
+    pub(super) fn is_full(&mut self) -> bool {
+        let files = self.wasi.ctx().table.iter_mut().filter(|entry| entry.is::<Descriptor>());
+        files.count() + STREAMS >= self.descriptors.most
+    }
+}
+
+/// Why a program was ended, where the machine's own traps do not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Stop {
+    #[error("it exited with {0}")]
+    Exit(i32),
+    #[error("it raised {0}")]
+    Raised(Signal),
+    #[error("it went beyond its {0} limit")]
+    Limit(LimitKind),
+}
+
+/// The files a program has open.
+pub(super) struct Descriptors {
+    open: BTreeSet<u32>,
+    most: usize,
+    /// Those it was given: its three streams and the directories.
+    given: usize,
+}
+
+impl Descriptors {
+    pub(super) fn new(most: Option<u32>, given: usize) -> Self {
+        Self { open: BTreeSet::new(), most: most.map_or(usize::MAX, |most| most as usize), given }
+    }
+
+    /// Whether one more would be too many.
+    pub(super) fn is_full(&self) -> bool {
+        self.open.len() + self.given >= self.most
+    }
+
+    pub(super) fn opened(&mut self, number: u32) {
+        self.open.insert(number);
+    }
+
+    pub(super) fn closed(&mut self, number: u32) {
+        self.open.remove(&number);
+    }
+
+    /// One took the number of another, which is closed by that.
+    pub(super) fn renumbered(&mut self, from: u32, to: u32) {
+        if self.open.remove(&from) {
+            self.open.insert(to);
+        }
+    }
+
+    /// Whether a number is a file's, and not that of a stream it was given.
+    pub(super) fn is_file(&self, number: u32) -> bool {
+        self.open.contains(&number)
+    }
+}
+
+/// Memory, processor time and disk of one program, on its sandbox's account.
+pub(super) struct Meter {
+    pub account: Arc<Account>,
+    cpu_most: Option<Duration>,
+    cpu_before: Duration,
+    held: u64,
+    peak: u64,
+    refused: bool,
+}
+
+impl Meter {
+    /// Starts to count, for the thread that runs the program.
+    pub(super) fn start(account: Arc<Account>, cpu_most: Option<Duration>) -> Self {
+        let cpu_before = thread_time();
+        Self { account, cpu_most, cpu_before, held: 0, peak: 0, refused: false }
+    }
+
+    /// Counts from here on anew, for another call.
+    pub(super) fn restart(&mut self) {
+        self.cpu_before = thread_time();
+        self.refused = false;
+    }
+
+    /// Processor time so far.
+    pub(super) fn cpu_time(&self) -> Duration {
+        thread_time().saturating_sub(self.cpu_before)
+    }
+
+    /// Fails when the processor time is used up.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.cpu_most {
+            Some(most) if self.cpu_time() > most => Err(Stop::Limit(LimitKind::CpuTime).into()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The most memory it had at once.
+    pub(super) fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    /// Whether it was refused memory.
+    pub(super) fn was_refused(&self) -> bool {
+        self.refused
+    }
+
+    fn grow(&mut self, more: u64) -> bool {
+        let granted = self.account.take_memory(more);
+        if granted {
+            self.held += more;
+            self.peak = self.peak.max(self.held);
+        }
+        self.refused |= !granted;
+        granted
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.account.give_memory(self.held);
+    }
+}
+
+impl ResourceLimiter for Meter {
+    fn memory_growing(&mut self, now: usize, then: usize, _most: Option<usize>) -> Result<bool> {
+        Ok(self.grow(then.saturating_sub(now) as u64))
+    }
+
+    fn table_growing(&mut self, now: usize, then: usize, _most: Option<usize>) -> Result<bool> {
+        Ok(self.grow((then.saturating_sub(now) as u64).saturating_mul(ELEMENT)))
+    }
+
+    fn instances(&self) -> usize {
+        PARTS
+    }
+
+    fn tables(&self) -> usize {
+        PARTS
+    }
+
+    fn memories(&self) -> usize {
+        PARTS
+    }
+}
+
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

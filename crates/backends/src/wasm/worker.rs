@@ -1,0 +1,173 @@
+//! The worker: a process inside native walls that compiles or runs one program. It holds no key and
+//! trusts no file: it runs code only if its digest is the one it was told.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{CWD, Mode as Access, OFlags, ResolveFlags, openat, openat2};
+use sha2::{Digest as _, Sha256};
+use stockade_core::{Bytes, Exit, ExitStatus, Limits, Span, StartFailure};
+use wasmtime_wasi::WasiCtxBuilder;
+use wasmtime_wasi::cli::OutputFile;
+
+use super::account::Account;
+use super::check::{self, Kind, LARGEST, Unfit};
+use super::code::Trusted;
+use super::engine::{Machines, Supply};
+use super::program;
+use super::report::{Answer, HOME, Order, Way};
+use super::run::{self, Job, Opening};
+use super::{cache, find};
+
+/// The worker's own exit codes; a program's is in its answer.
+const DONE: i32 = 0;
+const MISUSED: i32 = 2;
+pub(super) const MALFORMED: i32 = 3;
+pub(super) const TOO_MUCH: i32 = 4;
+
+/// Does what the arguments say: `compile MODE`, or `run ORDER PROGRAM [ARGUMENT…]`. Answers the code to
+/// exit with.
+pub fn worker(mut arguments: impl Iterator<Item = String>) -> i32 {
+    match arguments.next().as_deref() {
+        Some("compile") => arguments.next().map_or(MISUSED, |way| compile(&way)),
+        Some("run") => arguments.next().map_or(MISUSED, |order| run(&order, arguments.collect())),
+        Some(_) | None => MISUSED,
+    }
+}
+
+/// A module on standard input, its code on standard output: one byte for its kind, then the code.
+fn compile(way: &str) -> i32 {
+    let Ok(way) = serde_json::from_value::<Way>(way.into()) else { return MISUSED };
+    let mut given = Vec::new();
+    if std::io::stdin().take(LARGEST + 1).read_to_end(&mut given).is_err() {
+        return MISUSED;
+    }
+    let compiled = check::binary(given).and_then(|binary| {
+        let kind = check::look(&binary)?;
+        let machine = Machines::new(Supply::Single).get(way.into());
+        let machine = machine.ok_or_else(|| Unfit::TooMuch("cannot be compiled here".into()))?;
+        program::compile_only(&machine, kind, &binary).map(|code| (kind, code))
+    });
+    let (code, said) = match compiled {
+        Ok((kind, code)) => (DONE, [vec![tag(kind)], code].concat()),
+        Err(Unfit::Malformed(why)) => (MALFORMED, why.into_bytes()),
+        Err(Unfit::TooMuch(why)) => (TOO_MUCH, why.into_bytes()),
+    };
+    let mut out = std::io::stdout();
+    if out.write_all(&said).and_then(|()| out.flush()).is_err() { MISUSED } else { code }
+}
+
+const CORE: u8 = b'm';
+const COMPONENT: u8 = b'c';
+
+fn tag(kind: Kind) -> u8 {
+    match kind {
+        Kind::Core => CORE,
+        Kind::Component => COMPONENT,
+    }
+}
+
+/// What a compiler's answer begins with.
+pub(super) fn kind(tag: u8) -> Option<Kind> {
+    match tag {
+        CORE => Some(Kind::Core),
+        COMPONENT => Some(Kind::Component),
+        _ => None,
+    }
+}
+
+fn run(order: &str, argv: Vec<String>) -> i32 {
+    let Ok(order) = serde_json::from_str::<Order>(order) else { return MISUSED };
+    let limits = Limits {
+        memory: order.memory.map(Bytes),
+        disk: Some(Bytes(order.disk)),
+        open_files: order.open_files,
+        fuel: order.fuel,
+        cpu_time: order.cpu_time.map(Span::millis),
+        ..Limits::default()
+    };
+    let account = Arc::new(Account::new(&limits));
+    let exit = perform(&order, argv, limits, &account)
+        .unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
+    let answer = Answer::of(&exit, order.disk.saturating_sub(account.disk_left()));
+    let path = Path::new(HOME).join("answers").join(&order.answer);
+    let written = serde_json::to_vec(&answer)
+        .map_err(std::io::Error::from)
+        .and_then(|text| std::fs::write(path, text));
+    if written.is_ok() { DONE } else { MISUSED }
+}
+
+fn perform(
+    order: &Order,
+    argv: Vec<String>,
+    limits: Limits,
+    account: &Arc<Account>,
+) -> Result<Exit, StartFailure> {
+    let lacking = |what: &str| StartFailure::NoResources(what.to_owned());
+    let machines = Machines::new(Supply::Single);
+    let machine = machines.get(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
+    let (kind, code) = code(order)?;
+    let name = argv.first().cloned().unwrap_or_default();
+    let program =
+        program::revive(&machine, kind, &code).map_err(|unfit| find::refused(&name, &unfit))?;
+    let job = Job {
+        argv,
+        env: std::env::vars().collect(),
+        openings: openings(order).map_err(|error| lacking(&error.to_string()))?,
+        limits,
+        account: Arc::clone(account),
+        streams: Box::new(inherit),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.map_err(|error| lacking(&error.to_string()))?;
+    Ok(runtime.block_on(run::run(&machine, &program, job, std::future::pending::<ExitStatus>())))
+}
+
+/// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
+fn code(order: &Order) -> Result<(Kind, Trusted), StartFailure> {
+    let path = Path::new(HOME).join("code").join(&order.code);
+    let entry = cache::read(&path).map_err(|error| StartFailure::NoResources(error.to_string()))?;
+    let payload = cache::payload(&entry).unwrap_or_default();
+    let same = cache::hex(&Sha256::digest(payload)) == order.code;
+    match payload.split_first() {
+        Some((tag, code)) if same => {
+            let kind = kind(*tag).ok_or_else(|| StartFailure::NoResources("of no kind".into()))?;
+            Ok((kind, Trusted::vouched(code.to_vec())))
+        }
+        Some(_) | None => {
+            Err(StartFailure::NoResources("its code is not what was compiled".into()))
+        }
+    }
+}
+
+fn openings(order: &Order) -> std::io::Result<Vec<Opening>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |path: &str| openat(CWD, path, flags, Access::empty());
+    let mut openings = Vec::new();
+    for (at, path, read_only) in &order.places {
+        openings.push(Opening { dir: open(path)?, at: at.clone(), read_only: *read_only });
+    }
+    let (number, rest) = &order.start;
+    let place = openings.get(*number).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = openat2(&place.dir, rest, flags, Access::empty(), within)?;
+    let read_only = place.read_only;
+    openings.push(Opening { dir, at: ".".into(), read_only });
+    Ok(openings)
+}
+
+/// The worker's own streams, which the walls count and bound.
+fn inherit(builder: &mut WasiCtxBuilder) {
+    builder.stdin(std::io::stdin());
+    let own = |stream: std::io::Result<OwnedFd>| stream.map(|fd| OutputFile::new(File::from(fd)));
+    if let Ok(out) = own(std::io::stdout().as_fd().try_clone_to_owned()) {
+        builder.stdout(out);
+    }
+    if let Ok(err) = own(std::io::stderr().as_fd().try_clone_to_owned()) {
+        builder.stderr(err);
+    }
+}

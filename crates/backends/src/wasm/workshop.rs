@@ -1,0 +1,176 @@
+//! Compiling inside native walls: a throw-away sandbox with nothing in it but the compiler, which gets a
+//! module and answers with code. The code is kept under this user's key, apart from what was compiled
+//! in a process of the user's own, and only ever given to workers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes as Data;
+use sha2::{Digest as _, Sha256};
+use stockade_core::{
+    Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Process,
+    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxSpec, Span, StartFailure,
+    Stdin, StreamId,
+};
+
+use super::cache::{Cache, hex};
+use super::check::Unfit;
+use super::engine::Mode;
+use super::program::Hash;
+use super::report::{HOME, Way};
+use super::{NAME, find, worker};
+use crate::linux;
+use crate::native::Native;
+
+/// What compiling may take.
+const MEMORY: Bytes = Bytes(4 << 30);
+const PROCESSOR: Span = Span::secs(240);
+const DEADLINE: Duration = Duration::from_secs(240);
+/// The most code that is taken from a compiler.
+const CODE: usize = 500 << 20;
+/// The most of its complaints.
+const COMPLAINT: usize = 4096;
+
+/// A program that takes the worker's part: itself, and the arguments by which it knows.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    /// The executable.
+    pub program: PathBuf,
+    /// Its first arguments; those of [`super::worker`] follow.
+    pub role: Vec<String>,
+}
+
+impl Worker {
+    /// The command that makes it do something.
+    pub(super) fn command(&self, args: impl IntoIterator<Item = String>) -> Command {
+        let program = format!("{HOME}/worker");
+        Command::program([program].into_iter().chain(self.role.iter().cloned()).chain(args))
+    }
+
+    /// The executable where the command expects it.
+    pub(super) fn mount(&self) -> Result<Mount> {
+        mount(self.program.clone(), "worker", true)
+    }
+}
+
+/// Something of the host in the worker's own directory.
+pub(super) fn mount(source: PathBuf, name: &str, read_only: bool) -> Result<Mount> {
+    let wrong = |message: String| Error::new(ErrorCode::Invalid, "create", message).backend(NAME);
+    let source = HostPath::try_from(source).map_err(|error| wrong(error.to_string()))?;
+    let target = format!("{HOME}/{name}").parse().map_err(|error| wrong(format!("{error}")))?;
+    Ok(Mount { source, target, read_only })
+}
+
+/// Code that was compiled: its digest, and where it is kept.
+pub(super) struct Code {
+    pub digest: String,
+    pub key: String,
+    pub hash: Hash,
+}
+
+/// The code of a module, from the cache or the compiler.
+pub(super) async fn code(
+    native: &Arc<Native>,
+    worker: &Worker,
+    cache: &Cache,
+    machine: &str,
+    (mode, name, bytes): (Mode, &str, Vec<u8>),
+) -> Result<Code, StartFailure> {
+    let hash: Hash = Sha256::digest(&bytes).into();
+    let key = format!("walled-{machine}");
+    let digest = |code: &[u8]| hex(&Sha256::digest(code));
+    if let Some(code) = cache.find(&key, &hash) {
+        return Ok(Code { digest: digest(code.bytes()), key, hash });
+    }
+    let failed = |error: Error| StartFailure::NoResources(format!("cannot be compiled: {error}"));
+    let code = compile(native, worker, mode, bytes).await.map_err(failed)?;
+    let code = code.map_err(|unfit| find::refused(name, &unfit))?;
+    let kept = cache.keep(&key, &hash, &code);
+    kept.map_err(|error| StartFailure::NoResources(format!("its code cannot be kept: {error}")))?;
+    Ok(Code { digest: digest(&code), key, hash })
+}
+
+/// Has a module compiled. Goes on if nobody waits for it any more, so that nothing is left (C-32).
+async fn compile(
+    native: &Arc<Native>,
+    worker: &Worker,
+    mode: Mode,
+    bytes: Vec<u8>,
+) -> Result<Result<Vec<u8>, Unfit>> {
+    let (native, worker) = (Arc::clone(native), worker.clone());
+    let gone = |_| Error::new(ErrorCode::System, "compile", "the compiler is gone").backend(NAME);
+    tokio::spawn(async move {
+        let id = linux::trial_id();
+        let spec = SandboxSpec {
+            mounts: vec![worker.mount()?],
+            limits: Limits { memory: Some(MEMORY), ..Limits::default() },
+            ..SandboxSpec::default()
+        };
+        let created = native.create(&id, &linux::provisional(NAME, &spec)?).await;
+        let compiled = match created {
+            Ok(sandbox) => ask(sandbox.as_ref(), &worker, mode, bytes).await,
+            Err(error) => Err(error),
+        };
+        native.destroy(&id).await?;
+        compiled
+    })
+    .await
+    .map_err(gone)?
+}
+
+async fn ask(
+    sandbox: &dyn Sandbox,
+    worker: &Worker,
+    mode: Mode,
+    bytes: Vec<u8>,
+) -> Result<Result<Vec<u8>, Unfit>> {
+    let way = serde_json::to_value(Way::from(mode)).ok();
+    let way = way.as_ref().and_then(|way| way.as_str()).unwrap_or_default().to_owned();
+    let mut command = worker.command(["compile".into(), way]);
+    command.stdin = Stdin::Stream;
+    let limits = Limits { cpu_time: Some(PROCESSOR), ..Limits::defaults() };
+    let Process { mut events, control } = sandbox.spawn(&command, &limits).await?;
+    let answer = tokio::time::timeout(DEADLINE, async {
+        tokio::join!(feed(control.as_ref(), bytes.into()), hear(events.as_mut())).1
+    });
+    let Ok((status, said)) = answer.await else {
+        return Ok(Err(Unfit::TooMuch("takes too long to compile".into())));
+    };
+    let complaint = || String::from_utf8_lossy(&said[..said.len().min(COMPLAINT)]).into_owned();
+    match status {
+        ExitStatus::Exited(0) if said.len() <= CODE => Ok(Ok(said)),
+        ExitStatus::Exited(worker::MALFORMED) => Ok(Err(Unfit::Malformed(complaint()))),
+        ExitStatus::Exited(worker::TOO_MUCH) => Ok(Err(Unfit::TooMuch(complaint()))),
+        ExitStatus::LimitExceeded(limit) => {
+            Ok(Err(Unfit::TooMuch(format!("takes more {limit} to compile than it may"))))
+        }
+        status @ (ExitStatus::Exited(_)
+        | ExitStatus::Signalled(_)
+        | ExitStatus::StartFailed(_)
+        | ExitStatus::Lost(_)) => {
+            let message = format!("the compiler ended unexpectedly: {status:?}");
+            Err(Error::new(ErrorCode::System, "compile", message).backend(NAME))
+        }
+    }
+}
+
+async fn feed(control: &dyn ProcessControl, bytes: Data) {
+    // One that does not read everything says why.
+    let _ = control.write_stdin(bytes).await;
+    let _ = control.close_stdin().await;
+}
+
+async fn hear(events: &mut dyn ProcessEvents) -> (ExitStatus, Vec<u8>) {
+    let mut said = Vec::new();
+    loop {
+        match events.next().await {
+            Some(ProcessEvent::Output(StreamId::Stdout, data)) if said.len() <= CODE => {
+                said.extend_from_slice(&data);
+            }
+            Some(ProcessEvent::Output(..)) => {}
+            Some(ProcessEvent::Exit(exit)) => return (exit.status, said),
+            None => return (ExitStatus::Lost("no exit".into()), said),
+        }
+    }
+}

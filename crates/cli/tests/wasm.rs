@@ -1,0 +1,125 @@
+//! WebAssembly on the command line: modules that are run, functions that are called, and an interpreter that
+//! runs a script of the workspace.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
+mod common;
+
+use std::path::Path;
+
+use common::Place;
+
+const PRINTS: &str = r#"(module
+    (import "wasi_snapshot_preview1" "fd_write"
+        (func $write (param i32 i32 i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+    (memory (export "memory") 1)
+    (data (i32.const 0) "\10\00\00\00\03\00\00\00")
+    (data (i32.const 16) "hi\0a")
+    (func (export "_start")
+        (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+        (call $exit (i32.const 5))))"#;
+
+const SPINS: &str = r#"(module (func (export "_start") (loop (br 0))))"#;
+
+const ADDS: &str = r#"(module (func (export "add") (param i32 i32) (result i32)
+    (i32.add (local.get 0) (local.get 1))))"#;
+
+#[test]
+fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
+    let place = Place::new();
+    place.write("prog.wat", PRINTS);
+    for flags in [&[][..], &["--isolate"], &["--no-isolate"], &["--backend", "wasm"]] {
+        let args = [&["run"], flags, &["--", "prog.wat"]].concat();
+        place.stockade(&args).is(5, "hi\n", "");
+    }
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
+    let place = Place::new();
+    let done = place.stockade(&["explain", "--json", "--", "true"]);
+    let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_ne!(told["chosen"], "wasm", "{told}");
+    place.write("prog.wat", PRINTS);
+    let done = place.stockade(&["explain", "--json", "--", "prog.wat"]);
+    let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(told["chosen"], "wasm", "{told}");
+    let done = place.stockade(&["run", "--backend", "wasm", "--", "true"]);
+    assert_eq!(done.code, 125, "{done:?}");
+    assert!(done.stderr.contains("--image wasm:PATH"), "{done:?}");
+}
+
+#[test]
+fn fuel_ends_a_loop_by_name_and_is_told() {
+    let place = Place::new();
+    place.write("spin.wat", SPINS);
+    let done = place.stockade(&["run", "--fuel", "100000", "--", "spin.wat"]);
+    assert_eq!(done.code, 137, "{done:?}");
+    assert!(done.stderr.contains("fuel") && done.stderr.contains("--fuel"), "{done:?}");
+    place.write("prog.wat", PRINTS);
+    let fuel = || {
+        let args = ["run", "--json", "--deterministic", "--fuel", "100000", "--", "prog.wat"];
+        let done = place.stockade(&args);
+        let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        told["outcome"]["usage"]["fuel"].as_u64().or(told["usage"]["fuel"].as_u64())
+    };
+    let first = fuel();
+    assert!(first.is_some_and(|fuel| fuel > 0), "{first:?}");
+    assert_eq!(fuel(), first);
+}
+
+#[test]
+fn functions_are_listed_and_called() {
+    let place = Place::new();
+    place.write("adds.wat", ADDS);
+    let file = place.workspace().join("adds.wat");
+    let file = file.to_str().unwrap();
+    place.stockade(&["wasm", "call", file]).is(0, "add\n", "");
+    place.stockade(&["wasm", "call", file, "add", "2", "-5"]).is(0, "-3\n", "");
+    let done = place.stockade(&["wasm", "call", "--json", "--fuel", "1000", file, "add", "2", "3"]);
+    let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(told["values"], serde_json::json!(["5"]));
+    assert!(told["fuel"].as_u64().is_some_and(|fuel| fuel > 0), "{told}");
+    let done = place.stockade(&["wasm", "call", file, "subtract", "2", "3"]);
+    assert!(done.code == 125 && done.stderr.contains("subtract"), "{done:?}");
+}
+
+/// The interpreter that `scripts/setup` has made, or nothing where nobody judges changes.
+fn ruby() -> Option<std::path::PathBuf> {
+    let ruby = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ruby/ruby.wasm");
+    if ruby.is_file() {
+        return Some(ruby);
+    }
+    assert!(std::env::var_os("CI").is_none(), "run scripts/setup: there is no {}", ruby.display());
+    println!("skipped: there is no interpreter; scripts/setup makes it");
+    None
+}
+
+#[test]
+fn an_interpreter_runs_a_script_of_the_workspace_and_the_second_time_from_the_cache() {
+    let Some(ruby) = ruby() else { return };
+    let place = Place::new();
+    place.write(
+        "script.rb",
+        "require 'json'\nputs JSON.generate([RUBY_ENGINE, (1..20).reduce(:*)])\n",
+    );
+    let image = format!("wasm:{}", ruby.display());
+    let run = || {
+        let begun = std::time::Instant::now();
+        let limits = ["--timeout", "10m", "--cpu-time", "5m", "--mem", "1g"];
+        let what = ["--image", &image, "--env", "SCRIPT=/workspace/script.rb", "--", "ruby"];
+        // Compiling takes its time; how long the whole may take, the command is told itself.
+        let done = place.command(&[&["run"], &limits[..], &what].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(said, "[\"ruby\",2432902008176640000]\n", "{errors}");
+        begun.elapsed()
+    };
+    let (first, second) = (run(), run());
+    println!("first {first:?}, second {second:?}");
+    // Compiling it takes many times as long as running it.
+    assert!(second < first / 2, "expected the cache to help: {first:?}, then {second:?}");
+    place.assert_nothing_is_left();
+}
