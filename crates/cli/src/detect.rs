@@ -47,7 +47,11 @@ fn section(capabilities: &Capabilities, printer: &Printer) -> String {
         return format!("{name}: {state}: {reason}\n  remedy: {remedy}\n");
     }
     let state = printer.tone(Tone::Good, "available");
-    let head = format!("{name}: {state}, boundary {}\n\n", capabilities.boundary);
+    let reserved = match &capabilities.only_by_name {
+        Some(reason) => format!(", taken only by its name: {reason}"),
+        None => String::new(),
+    };
+    let head = format!("{name}: {state}, boundary {}{reserved}\n\n", capabilities.boundary);
     let mut table = Table::new(["FEATURE", "", "HOW"]);
     for (feature, support) in capabilities.iter() {
         let (word, how) = row(support);

@@ -159,7 +159,8 @@ fn several_refusals_come_all_at_once() {
 
 #[test]
 fn a_refusal_says_whose_it_is_where_no_backend_was_named() {
-    let done = Place::new().stockade(&["run", "--net", "a.example", "true"]);
+    let asked = ["run", "--backend", "auto", "--net", "a.example", "true"];
+    let done = Place::new().stockade(&asked);
     assert_eq!(done.code, 125);
     for backend in ["native", "landlock"] {
         let line = format!("stockade: refused: {backend}: egress-allowlist: ");

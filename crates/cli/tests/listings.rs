@@ -36,7 +36,7 @@ fn detect_shows_every_feature_with_mechanism_or_remedy() {
 #[test]
 fn explain_says_who_is_taken_and_why_not_and_runs_nothing() {
     let place = Place::new();
-    let done = place.stockade(&["explain", "--", "touch", "a"]);
+    let done = place.stockade(&["explain", "--backend", "auto", "--", "touch", "a"]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     assert!(
         done.stdout.contains("the strongest boundary that can honour the spec"),
@@ -45,10 +45,11 @@ fn explain_says_who_is_taken_and_why_not_and_runs_nothing() {
     );
     assert!(done.stdout.contains("wall-time"), "{}", done.stdout);
     assert!(!place.workspace().join("a").exists());
-    let done = place.stockade(&["explain", "--net", "a.example"]);
+    let done = place.stockade(&["explain", "--backend", "auto", "--net", "a.example"]);
     assert_eq!(done.code, 125);
     assert!(done.stdout.contains("egress-allowlist: "), "{}", done.stdout);
-    let done = place.stockade(&["explain", "--json", "--boundary", "hardware"]);
+    let done =
+        place.stockade(&["explain", "--json", "--backend", "auto", "--boundary", "hardware"]);
     let explained: Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
         (&explained["chosen"], &explained["choices"][0]["taken"]),

@@ -77,12 +77,12 @@ fn a_terminal_that_goes_away_takes_what_runs_on_it_along() {
 fn colours_are_shown_on_a_terminal_unless_they_are_not_wanted() {
     let place = Place::new();
     let mut screen = Screen::new();
-    let child = screen.start(&place, &["detect"]);
+    let child = screen.start(&place, &["detect", "--backend", "native"]);
     screen.until("\x1b[32mavailable");
     screen.until("full-snapshot");
     assert_eq!(wait(child).code, 0);
     let mut screen = Screen::new();
-    let mut command = place.command(&["detect"]);
+    let mut command = place.command(&["detect", "--backend", "native"]);
     command.env("NO_COLOR", "1");
     let child = screen.start_with(command);
     screen.until("native: available");

@@ -6,8 +6,9 @@
 mod common;
 
 use std::path::Path;
+use std::process::Command;
 
-use common::Place;
+use common::{Done, Place, finish};
 
 const PRINTS: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write"
@@ -25,13 +26,24 @@ const SPINS: &str = r#"(module (func (export "_start") (loop (br 0))))"#;
 const ADDS: &str = r#"(module (func (export "add") (param i32 i32) (result i32)
     (i32.add (local.get 0) (local.get 1))))"#;
 
+/// The command, which is free to choose its backend.
+fn command(place: &Place, args: &[&str]) -> Command {
+    let mut command = place.command(args);
+    command.env_remove("STOCKADE_BACKEND");
+    command
+}
+
+fn stockade(place: &Place, args: &[&str]) -> Done {
+    finish(command(place, args))
+}
+
 #[test]
 fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
     let place = Place::new();
     place.write("prog.wat", PRINTS);
     for flags in [&[][..], &["--isolate"], &["--no-isolate"], &["--backend", "wasm"]] {
         let args = [&["run"], flags, &["--", "prog.wat"]].concat();
-        place.stockade(&args).is(5, "hi\n", "");
+        stockade(&place, &args).is(5, "hi\n", "");
     }
     place.assert_nothing_is_left();
 }
@@ -39,14 +51,14 @@ fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
 #[test]
 fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
     let place = Place::new();
-    let done = place.stockade(&["explain", "--json", "--", "true"]);
+    let done = stockade(&place, &["explain", "--json", "--", "true"]);
     let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_ne!(told["chosen"], "wasm", "{told}");
     place.write("prog.wat", PRINTS);
-    let done = place.stockade(&["explain", "--json", "--", "prog.wat"]);
+    let done = stockade(&place, &["explain", "--json", "--", "prog.wat"]);
     let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(told["chosen"], "wasm", "{told}");
-    let done = place.stockade(&["run", "--backend", "wasm", "--", "true"]);
+    let done = stockade(&place, &["run", "--backend", "wasm", "--", "true"]);
     assert_eq!(done.code, 125, "{done:?}");
     assert!(done.stderr.contains("--image wasm:PATH"), "{done:?}");
 }
@@ -55,13 +67,13 @@ fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
 fn fuel_ends_a_loop_by_name_and_is_told() {
     let place = Place::new();
     place.write("spin.wat", SPINS);
-    let done = place.stockade(&["run", "--fuel", "100000", "--", "spin.wat"]);
+    let done = stockade(&place, &["run", "--fuel", "100000", "--", "spin.wat"]);
     assert_eq!(done.code, 137, "{done:?}");
     assert!(done.stderr.contains("fuel") && done.stderr.contains("--fuel"), "{done:?}");
     place.write("prog.wat", PRINTS);
     let fuel = || {
         let args = ["run", "--json", "--deterministic", "--fuel", "100000", "--", "prog.wat"];
-        let done = place.stockade(&args);
+        let done = stockade(&place, &args);
         let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
         told["outcome"]["usage"]["fuel"].as_u64().or(told["usage"]["fuel"].as_u64())
     };
@@ -76,13 +88,14 @@ fn functions_are_listed_and_called() {
     place.write("adds.wat", ADDS);
     let file = place.workspace().join("adds.wat");
     let file = file.to_str().unwrap();
-    place.stockade(&["wasm", "call", file]).is(0, "add\n", "");
-    place.stockade(&["wasm", "call", file, "add", "2", "-5"]).is(0, "-3\n", "");
-    let done = place.stockade(&["wasm", "call", "--json", "--fuel", "1000", file, "add", "2", "3"]);
+    stockade(&place, &["wasm", "call", file]).is(0, "add\n", "");
+    stockade(&place, &["wasm", "call", file, "add", "2", "-5"]).is(0, "-3\n", "");
+    let done =
+        stockade(&place, &["wasm", "call", "--json", "--fuel", "1000", file, "add", "2", "3"]);
     let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(told["values"], serde_json::json!(["5"]));
     assert!(told["fuel"].as_u64().is_some_and(|fuel| fuel > 0), "{told}");
-    let done = place.stockade(&["wasm", "call", file, "subtract", "2", "3"]);
+    let done = stockade(&place, &["wasm", "call", file, "subtract", "2", "3"]);
     assert!(done.code == 125 && done.stderr.contains("subtract"), "{done:?}");
 }
 
@@ -111,7 +124,7 @@ fn an_interpreter_runs_a_script_of_the_workspace_and_the_second_time_from_the_ca
         let limits = ["--timeout", "10m", "--cpu-time", "5m", "--mem", "1g"];
         let what = ["--image", &image, "--env", "SCRIPT=/workspace/script.rb", "--", "ruby"];
         // Compiling takes its time; how long the whole may take, the command is told itself.
-        let done = place.command(&[&["run"], &limits[..], &what].concat()).output().unwrap();
+        let done = command(&place, &[&["run"], &limits[..], &what].concat()).output().unwrap();
         let said = String::from_utf8_lossy(&done.stdout).into_owned();
         let errors = String::from_utf8_lossy(&done.stderr);
         assert_eq!(said, "[\"ruby\",2432902008176640000]\n", "{errors}");

@@ -111,7 +111,7 @@ fn no_setting_is_read_from_what_a_view_shows() {
     fs::write(config.join("config.toml"), "backend = \"brick\"").unwrap();
     let with = |args: &[&str]| {
         let mut command = place.command(args);
-        command.env("XDG_CONFIG_HOME", place.workspace());
+        command.env("XDG_CONFIG_HOME", place.workspace()).env_remove("STOCKADE_BACKEND");
         finish(command)
     };
     assert_eq!(with(&["run", "--no-workspace", "true"]).code, 125);

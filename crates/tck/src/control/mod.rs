@@ -31,6 +31,7 @@ pub const CANNOT: &[(&str, &str)] = &[
     ("a snapshot holds no secret in its name", "it takes no snapshot"),
     ("a full snapshot brings files back while the program goes on", "it takes no snapshot"),
     ("an image that is not to be had fails by its name", "it has no images"),
+    ("a WebAssembly module of the host is the program", "it runs programs of the host's own kind"),
     ("nothing is left of a sandbox whose mount does not exist", "it mounts nothing"),
     ("nothing is left after the engine's process was killed", "its processes outlive their engine"),
 ];
