@@ -1,12 +1,13 @@
 //! The part of the pipeline that touches walls: create, run, destroy, reap. Each step runs in a task
 //! of its own, so that a caller who gives up half-way leaves nothing behind (C-32).
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process, Result,
-    Sandbox, SandboxId, Stdin, StreamReport, Usage,
+    Admitted, Backend, BackendName, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process,
+    Result, Sandbox, SandboxId, Stdin, StreamReport, Usage,
 };
 use tokio::sync::watch;
 
@@ -14,7 +15,7 @@ use crate::engine::{Inner, lock};
 use crate::execution::{Control, Finished, Shared};
 use crate::id;
 use crate::journal::Event;
-use crate::lease::{Lease, LeaseBody};
+use crate::lease::{Lease, LeaseBody, StaleLease};
 use crate::supervise::{Ended, supervise};
 
 /// The programs a clean environment finds.
@@ -220,13 +221,14 @@ impl Inner {
         let ended = supervise(process, stdin, &limits, &shared.history, shared.cancelled()).await;
         // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
         let released = if one_shot || !ended.confirmed {
-            let released = self.take_down(&live).await;
-            lock(&self.live).remove(&shared.sandbox);
-            released
+            self.take_down_for_good(&live).await
         } else {
             Ok(())
         };
-        self.finish(&live.order, &shared, ended, released).await;
+        // Whoever reads the outcome may destroy at once: no lease is held here by then.
+        let order = live.order.clone();
+        drop(live);
+        self.finish(&order, &shared, ended, released).await;
     }
 
     /// Closes the record and reveals the outcome.
@@ -271,13 +273,18 @@ impl Inner {
             executions.iter().for_each(|shared| shared.cancel());
             // What cannot be ended by itself in time ends with the walls.
             let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
-            // What could not be taken down stays known, so that it can be tried again.
-            self.take_down(&live).await?;
-            lock(&self.live).remove(live.sandbox.id());
+            self.take_down_for_good(&live).await?;
             all_finished(&executions).await;
             Ok(())
         })
         .await
+    }
+
+    /// Takes down and forgets. What could not be taken down stays known, so that it can be tried again.
+    async fn take_down_for_good(&self, live: &Live) -> Result<()> {
+        self.take_down(live).await?;
+        lock(&self.live).remove(live.sandbox.id());
+        Ok(())
     }
 
     /// Destroys, checks, records, and only then gives the lease back.
@@ -305,54 +312,50 @@ impl Inner {
 
     /// Destroys a sandbox that is not this engine's: nothing to do, or what a dead engine left.
     pub(crate) async fn destroy_foreign(&self, id: &SandboxId) -> Result<()> {
-        let leases = self.leases.list()?;
-        match leases.leases.iter().find(|lease| lease.body.id == *id) {
-            None => Ok(()),
-            Some(lease) if lease.alive => {
-                let message = format!("sandbox `{id}` belongs to another running engine");
-                Err(Error::new(ErrorCode::Denied, "destroy", message)
-                    .remedy("end it through the engine that made it: `stockade kill`"))
-            }
-            Some(_) => {
-                let (_, unreachable) = self.reap_what_can_be().await?;
-                let own = unreachable.into_iter().find(|(left, _)| left == id);
-                own.map_or(Ok(()), |(_, error)| Err(error))
-            }
+        if let Some(stale) = self.leases.claim_stale()?.into_iter().find(|it| it.body().id == *id) {
+            let name = &stale.body().backend;
+            let backend = self.registry.get(name).ok_or_else(|| made_by_a_stranger(id, name))?;
+            return self.reap_one(backend.as_ref(), stale).await;
         }
+        if self.leases.list()?.leases.iter().any(|lease| lease.body.id == *id) {
+            let message = format!("sandbox `{id}` belongs to another running engine");
+            return Err(Error::new(ErrorCode::Denied, "destroy", message)
+                .remedy("end it through the engine that made it: `stockade kill`"));
+        }
+        Ok(())
     }
 
     /// Destroys what dead engines left. Leases of a backend that this engine does not have, or that
-    /// cannot be reached now, are kept for the next one: what it left must not stop everything else.
+    /// fails, are kept for the next one: what is left of one sandbox must not stop everything else.
     pub(crate) async fn reap(&self) -> Result<Vec<SandboxId>> {
-        self.reap_what_can_be().await.map(|(reaped, _)| reaped)
+        let mut reaped = Vec::new();
+        let mut silent = BTreeSet::new();
+        for stale in self.leases.claim_stale()? {
+            let LeaseBody { id, backend: name, .. } = stale.body().clone();
+            let Some(backend) = self.registry.get(&name) else { continue };
+            if silent.contains(&name) {
+                continue;
+            }
+            match self.reap_one(backend.as_ref(), stale).await {
+                Ok(()) => reaped.push(id),
+                // Each other one would wait as long again for an answer that does not come.
+                Err(error)
+                    if matches!(error.code(), ErrorCode::Unavailable | ErrorCode::TooSlow) =>
+                {
+                    silent.insert(name);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(reaped)
     }
 
-    /// The same; also says what could not be reached, and why.
-    async fn reap_what_can_be(&self) -> Result<(Vec<SandboxId>, Vec<(SandboxId, Error)>)> {
-        let (mut reaped, mut unreachable) = (Vec::new(), Vec::new());
-        for stale in self.leases.claim_stale()? {
-            let Some(backend) = self.registry.get(&stale.body().backend) else {
-                continue;
-            };
-            let sandbox = stale.body().id.clone();
-            match self.destroy_within(backend.as_ref(), &sandbox).await {
-                // It may be back another time; until then others are not held up by it.
-                Err(error) if error.code() == ErrorCode::Unavailable => {
-                    unreachable.push((sandbox, error));
-                    continue;
-                }
-                destroyed => destroyed?,
-            }
-            let detail = Some("reaped: its engine had ended".into());
-            self.journal.append(Event::Destroyed {
-                sandbox: sandbox.clone(),
-                clean: true,
-                detail,
-            })?;
-            stale.finish()?;
-            reaped.push(sandbox);
-        }
-        Ok((reaped, unreachable))
+    async fn reap_one(&self, backend: &dyn Backend, stale: StaleLease) -> Result<()> {
+        let sandbox = stale.body().id.clone();
+        self.destroy_within(backend, &sandbox).await?;
+        let detail = Some("reaped: its engine had ended".into());
+        self.journal.append(Event::Destroyed { sandbox, clean: true, detail })?;
+        stale.finish()
     }
 }
 
@@ -363,6 +366,12 @@ fn created(sandbox: &SandboxId, order: &Order) -> Event {
         backend: order.admitted.backend().clone(),
         boundary: order.admitted.boundary(),
     }
+}
+
+fn made_by_a_stranger(id: &SandboxId, backend: &BackendName) -> Error {
+    let message = format!("sandbox `{id}` was made by backend `{backend}`, which is not here");
+    Error::new(ErrorCode::Unavailable, "destroy", message)
+        .remedy(format!("open the engine with backend `{backend}`"))
 }
 
 fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {

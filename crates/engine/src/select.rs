@@ -86,6 +86,8 @@ fn passed_over(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<String
     match &spec.backend {
         BackendChoice::Named(name) if *name == capabilities.backend => None,
         BackendChoice::Named(name) => Some(format!("{name} was named")),
+        // Why it cannot be had says more than what it would be.
+        BackendChoice::Auto if capabilities.unavailable.is_some() => None,
         BackendChoice::Auto if capabilities.boundary.makes_a_security_claim() => {
             let reason = capabilities.only_by_name.as_ref()?;
             Some(format!("it is taken only by its name: {reason}"))
@@ -169,6 +171,14 @@ mod tests {
             "{why:?}"
         );
         assert!(why.iter().any(|(name, why)| *name == "two" && why.contains("one")), "{why:?}");
+        let nowhere = Capabilities::unavailable(
+            BackendName::literal("nowhere"),
+            Boundary::None,
+            "no host is configured",
+            "name one",
+        );
+        let told = &select(&SandboxSpec::default(), &[nowhere]).choices[0].why;
+        assert!(told.contains("no host is configured"), "{told}");
         assert!(why.iter().any(|(name, why)| *name == "mock" && why.contains("never")), "{why:?}");
     }
 }

@@ -314,15 +314,46 @@ async fn a_destroy_that_fails_is_told_and_the_lease_is_kept_for_the_reaper() {
 }
 
 #[tokio::test]
-async fn a_backend_that_cannot_be_reached_stops_no_engine_from_opening() {
-    let unreachable = programs().with_faults(Faults { destroy: Fault::Error, ..Faults::default() });
-    let bench = bench_with(unreachable.clone(), |_| {}).await;
+async fn what_could_not_be_taken_down_after_a_loss_stays_known_and_can_be_tried_again() {
+    let destroy = Fault::ErrorTimes(Arc::new(1.into()));
+    let bench = bench(Faults { stream: Fault::Drop, destroy, ..Faults::default() }).await;
+    let id = bench.engine.create(spec()).await.unwrap();
+    let execution = bench.engine.exec(&id, Command::program(["seven"])).await.unwrap();
+    assert!(matches!(execution.outcome().await.ending, Ending::Lost(_)));
+    assert!(bench.engine.walls(&id).is_ok(), "its engine has forgotten it");
+    bench.engine.destroy(&id).await.unwrap();
+    bench.nothing_left().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_fails_or_never_answers_stops_no_engine_from_opening() {
+    for destroy in [Fault::Error, Fault::Hang] {
+        let stuck = programs().with_faults(Faults { destroy, ..Faults::default() });
+        let bench = bench_with(stuck.clone(), |_| {}).await;
+        for _ in 0..3 {
+            assert!(bench.run("seven").await.close().await.is_err());
+        }
+        let Bench { engine, _state: state, .. } = bench;
+        drop(engine);
+        let config = EngineConfig::at(state.path().join("state"));
+        let patience = config.destroy_deadline;
+        let before = tokio::time::Instant::now();
+        let next = Engine::open(config, vec![Arc::new(stuck)]).await.unwrap();
+        assert!(before.elapsed() <= patience, "each of them was waited for");
+        assert_eq!(next.list().await.unwrap().leases.len(), 3, "kept for an engine that can");
+    }
+}
+
+#[tokio::test]
+async fn what_an_unknown_backend_left_is_not_called_gone() {
+    let stuck = programs().with_faults(Faults { destroy: Fault::Error, ..Faults::default() });
+    let bench = bench_with(stuck, |_| {}).await;
     assert!(bench.run("seven").await.close().await.is_err());
+    let id = bench.engine.list().await.unwrap().leases[0].body.id.clone();
     let Bench { engine, _state: state, .. } = bench;
     drop(engine);
-    let config = EngineConfig::at(state.path().join("state"));
-    let next = Engine::open(config, vec![Arc::new(unreachable)]).await.unwrap();
-    assert_eq!(next.list().await.unwrap().leases.len(), 1, "kept for an engine that can");
+    let next = Engine::open(EngineConfig::at(state.path().join("state")), vec![]).await.unwrap();
+    assert_eq!(next.destroy(&id).await.unwrap_err().code(), ErrorCode::Unavailable);
 }
 
 #[tokio::test(start_paused = true)]

@@ -112,16 +112,23 @@ fn names(directory: &Path, needles: &[&str], depth: usize, found: &mut Vec<Strin
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
     fn a_process_is_found_by_its_environment_and_gone_with_it() {
         let mark = format!("observed{}", std::process::id());
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
+        let mut child = std::process::Command::new("cat")
             .env("STOCKADE_TEST_MARK", &mark)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // Only once it answers has the kernel set up its environment.
+        child.stdin.as_mut().unwrap().write_all(b".").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let observer = HostObserver::default();
         let seen = observer.marked(&mark);
         child.kill().unwrap();

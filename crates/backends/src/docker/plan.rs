@@ -10,8 +10,8 @@ use bollard::models::{
     ResourcesUlimits,
 };
 use stockade_core::{
-    Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Network, Result, SandboxId, SandboxSpec,
-    User, WORKSPACE_ROOT, Workspace,
+    Admitted, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, User, WORKSPACE_ROOT,
+    Workspace,
 };
 use stockade_launcher::{HOME, PRIVATE, Rlimits};
 
@@ -19,6 +19,7 @@ use super::images::Image;
 use super::socket::Engine;
 use super::{NAME, agent};
 use crate::linux::limits::per_process;
+use crate::linux::paths::{directory, resolve, unusable};
 
 /// Whom commands run as where no workspace says whose it is.
 const SOMEBODY: User = User { uid: 1000, gid: 1000 };
@@ -192,21 +193,19 @@ fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
         mounts.push(bind(directory, &directory.to_string_lossy(), true)?);
     }
     if let Workspace::Local(path) = &spec.workspace {
-        let path = resolve("workspace", path)?;
-        if !path.is_dir() {
-            return Err(unusable("workspace", &path, "is not a directory"));
-        }
+        let path = directory(&NAME, "workspace", path)?;
         mounts.push(bind(&path, WORKSPACE_ROOT, spec.read_only)?);
     }
     for mount in &spec.mounts {
-        let source = resolve("mounts", &mount.source)?;
+        let source = resolve(&NAME, "mounts", &mount.source)?;
         mounts.push(bind(&source, mount.target.as_str(), mount.read_only)?);
     }
     Ok(mounts)
 }
 
 fn bind(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
-    let text = source.to_str().ok_or_else(|| unusable("mounts", source, "is not valid UTF-8"))?;
+    let text =
+        source.to_str().ok_or_else(|| unusable(&NAME, "mounts", source, "is not valid UTF-8"))?;
     Ok(Mount {
         target: Some(target.into()),
         source: Some(text.into()),
@@ -232,23 +231,12 @@ pub(super) fn user(spec: &SandboxSpec, engine: &Engine) -> Result<User> {
     }
     match &spec.workspace {
         Workspace::Local(path) => {
-            let path = resolve("workspace", path)?;
-            let found = std::fs::metadata(&path)
-                .map_err(|error| unusable("workspace", &path, "cannot be used").source(error))?;
+            let path = resolve(&NAME, "workspace", path)?;
+            let found = std::fs::metadata(&path).map_err(|error| {
+                unusable(&NAME, "workspace", &path, "cannot be used").source(error)
+            })?;
             Ok(User { uid: found.uid(), gid: found.gid() })
         }
         Workspace::Overlay(_) | Workspace::Ephemeral => Ok(SOMEBODY),
     }
-}
-
-fn resolve(field: &'static str, path: &HostPath) -> Result<std::path::PathBuf> {
-    std::fs::canonicalize(path.as_path())
-        .map_err(|error| unusable(field, path.as_path(), "cannot be used").source(error))
-}
-
-fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
-    let message = format!("{field}: `{}` {what}", path.display());
-    Error::new(ErrorCode::Invalid, "create", message)
-        .backend(NAME)
-        .remedy("name a directory that exists and that you may read")
 }

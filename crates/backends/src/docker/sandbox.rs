@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
-use stockade_core::{
-    Command, EffectiveLimits, EnvName, Files, Process, Result, Sandbox, SandboxId, User,
-};
-use stockade_launcher::HOME;
+use stockade_core::{Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId, User};
 
 use super::container::Container;
 use crate::linux::running::Running;
+use crate::linux::settle;
 use crate::linux::watch::{Watched, held};
 
 pub(super) struct DockerSandbox {
@@ -28,11 +26,7 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let mut command = command.clone();
-        if let Ok(name) = "HOME".parse::<EnvName>() {
-            command.env.entry(name).or_insert_with(|| HOME.into());
-        }
-        command.user = command.user.filter(|user| *user != self.user);
+        let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })

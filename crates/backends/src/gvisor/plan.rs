@@ -6,12 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, Error, ErrorCode, HostPath, Image, Result, SandboxSpec, User, WORKSPACE_ROOT,
-    Workspace,
+    Admitted, HostPath, Image, Result, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
 };
-use stockade_launcher::{HOME, Made, PRIVATE, Piece, host_root};
+use stockade_launcher::{Made, PRIVATE, Piece, host_root};
 
 use super::NAME;
+use crate::linux::paths::{directory, resolve, unusable};
 
 /// Whom commands run as when the caller does not say.
 const SOMEBODY: User = User { uid: 1000, gid: 1000 };
@@ -78,11 +78,6 @@ pub(super) fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
     workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
 }
 
-/// The home of every command.
-pub(super) const fn home() -> &'static str {
-    HOME
-}
-
 /// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.
 fn owner(binds: &[Bind]) -> User {
     let written = binds.iter().find(|bind| !bind.read_only);
@@ -115,10 +110,10 @@ fn pieces(image: &Image, user: User) -> Result<Vec<Piece>> {
         // The other kinds are not admitted on this backend.
         return Ok(host_root(user.uid, user.gid));
     };
-    let path = directory("image", path)?;
+    let path = directory(&NAME, "image", path)?;
     let entries = fs::read_dir(&path)
         .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
-        .map_err(|error| unusable("image", &path, "cannot be read").source(error))?;
+        .map_err(|error| unusable(&NAME, "image", &path, "cannot be read").source(error))?;
     let names = entries.iter().filter_map(|entry| entry.file_name().into_string().ok());
     Ok(names
         .filter(|name| !OURS.contains(&name.as_str()))
@@ -141,7 +136,7 @@ fn entry(image: &Path, name: &str) -> Option<Piece> {
 fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
     let bind = |mount: &stockade_core::Mount| {
         Ok(Bind {
-            source: resolve("mounts", &mount.source)?,
+            source: resolve(&NAME, "mounts", &mount.source)?,
             target: PathBuf::from(mount.target.as_str()),
             read_only: mount.read_only,
         })
@@ -150,27 +145,11 @@ fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
 }
 
 fn workspace(path: &HostPath, read_only: bool) -> Result<Bind> {
-    Ok(Bind { source: directory("workspace", path)?, target: WORKSPACE_ROOT.into(), read_only })
-}
-
-fn directory(field: &'static str, path: &HostPath) -> Result<PathBuf> {
-    let path = resolve(field, path)?;
-    match path.is_dir() {
-        true => Ok(path),
-        false => Err(unusable(field, &path, "is not a directory")),
-    }
-}
-
-fn resolve(field: &'static str, path: &HostPath) -> Result<PathBuf> {
-    fs::canonicalize(path.as_path())
-        .map_err(|error| unusable(field, path.as_path(), "cannot be used").source(error))
-}
-
-fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
-    let message = format!("{field}: `{}` {what}", path.display());
-    Error::new(ErrorCode::Invalid, "create", message)
-        .backend(NAME)
-        .remedy("name a directory that exists and that you may read")
+    Ok(Bind {
+        source: directory(&NAME, "workspace", path)?,
+        target: WORKSPACE_ROOT.into(),
+        read_only,
+    })
 }
 
 #[cfg(test)]

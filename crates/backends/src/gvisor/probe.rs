@@ -136,7 +136,9 @@ fn stands(gvisor: &Gvisor, runsc: &Runsc, platform: Platform) -> Capabilities {
     }
     let by_sentry = all.support(Feature::ProcessLimit);
     let hierarchy = gvisor.site.hierarchy();
-    for (feature, support) in limits::measured(hierarchy, by_sentry.clone(), disk()) {
+    for (feature, support) in
+        limits::measured(hierarchy, by_sentry.clone(), limits::disk_by_counting())
+    {
         all = all.with(feature, support);
     }
     let walls = format!("the Sentry's own file system on the {} platform", platform.name());
@@ -152,13 +154,4 @@ fn chosen_user(runsc: &Runsc) -> Support {
             "run it as root, or use the native backend",
         ),
     }
-}
-
-fn disk() -> Support {
-    Support::partial(
-        "sized file systems for private places, each by itself; for a workspace on disk RLIMIT_FSIZE \
-         and adding up its files every 250 ms",
-        "a file that was deleted while it is open does not count, nor what is written between two looks",
-        "use --read-only, or keep it as far as it goes with --without disk-limit",
-    )
 }

@@ -9,16 +9,17 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, EnvName, Error, ErrorCode, Files, Process, ProcessControl, Result,
-    Sandbox, SandboxId, Signal, SnapshotId, SnapshotKind, TerminalSize, User,
+    Command, EffectiveLimits, Error, ErrorCode, Files, Process, ProcessControl, Result, Sandbox,
+    SandboxId, Signal, SnapshotId, SnapshotKind, TerminalSize, User,
 };
 use tokio::sync::Mutex;
 
+use super::NAME;
 use super::private::Private;
 use super::runsc::Runsc;
 use super::snapshot::Snapshots;
-use super::{NAME, plan};
 use crate::linux::running::Running;
+use crate::linux::settle;
 use crate::linux::watch::{Watched, held};
 
 /// How long the runtime may take to answer.
@@ -76,7 +77,7 @@ impl Sandbox for GvisorSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let command = self.settle(command);
+        let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
         let control: Arc<dyn ProcessControl> =
             Arc::new(Braked { control, brake: Arc::clone(&self.brake) });
@@ -105,18 +106,6 @@ impl Sandbox for GvisorSandbox {
 
     async fn resume(&self) -> Result<()> {
         self.brake.set(false).await
-    }
-}
-
-impl GvisorSandbox {
-    /// A home that can be written to, and no change of user where it is the sandbox's own.
-    fn settle(&self, command: &Command) -> Command {
-        let mut command = command.clone();
-        if let Ok(name) = "HOME".parse::<EnvName>() {
-            command.env.entry(name).or_insert_with(|| plan::home().into());
-        }
-        command.user = command.user.filter(|user| *user != self.user);
-        command
     }
 }
 

@@ -20,8 +20,8 @@ use stockade_launcher::{BARE_AGENT, Launcher};
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
-use crate::linux::{self, find};
-use private::Private;
+use crate::linux::{self, find, private as held};
+use private::{PREFIX, Private};
 use sandbox::LandlockSandbox;
 
 /// The landlock backend's name.
@@ -115,7 +115,7 @@ impl Backend for Landlock {
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::agents(BARE_AGENT).into_iter().map(|(_, id)| id);
         let ids: BTreeSet<_> =
-            agents.chain(self.site.hierarchy().ids()).chain(private::ids()).collect();
+            agents.chain(self.site.hierarchy().ids()).chain(held::ids(PREFIX)).collect();
         Ok(ids.into_iter().collect())
     }
 
@@ -124,7 +124,7 @@ impl Backend for Landlock {
             self.end_foreign(id).await?;
         }
         // The warden has done it, unless it was itself killed.
-        private::remove(id)?;
+        held::remove(&NAME, PREFIX, id)?;
         self.site.forget(id);
         Ok(())
     }

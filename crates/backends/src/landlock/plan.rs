@@ -1,15 +1,15 @@
 //! From an admitted spec to the launcher's plan. Host paths are resolved here, so that what the
 //! launcher opens is what the caller meant and no link is followed later.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
+use stockade_core::{Admitted, Result, SandboxId, SandboxSpec, Workspace};
 use stockade_launcher::BarePlan;
 
 use super::NAME;
 use super::private::Private;
 use crate::linux::limits::per_process;
+use crate::linux::paths::directory;
 
 /// Without its control group. The number of processes is that one's alone: without a user namespace
 /// the kernel would count all of this user's.
@@ -34,17 +34,5 @@ pub(super) fn plan(
 /// The host directory that is the workspace, if one is.
 pub(super) fn workspace(spec: &SandboxSpec) -> Result<Option<PathBuf>> {
     let Workspace::Local(path) = &spec.workspace else { return Ok(None) };
-    let path = fs::canonicalize(path.as_path())
-        .map_err(|error| unusable(path.as_path(), "cannot be used").source(error))?;
-    match path.is_dir() {
-        true => Ok(Some(path)),
-        false => Err(unusable(&path, "is not a directory")),
-    }
-}
-
-fn unusable(path: &Path, what: &str) -> Error {
-    let message = format!("workspace: `{}` {what}", path.display());
-    Error::new(ErrorCode::Invalid, "create", message)
-        .backend(NAME)
-        .remedy("name a directory that exists and that you may read")
+    directory(&NAME, "workspace", path).map(Some)
 }

@@ -1,39 +1,30 @@
 //! The private directory of a sandbox: its home, its temporary files and, where it has no other, its
 //! workspace. Named after the sandbox, so that whoever comes later finds and removes it.
 
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
-use stockade_launcher::clear;
 
 use super::NAME;
-use crate::linux::running::left_behind;
+use crate::linux::private;
 
-const PREFIX: &str = "stockade-";
+/// What the names of these directories begin with.
+pub(super) const PREFIX: &str = "stockade-";
 
 pub(super) struct Private(PathBuf);
-
-/// Where they lie, without any symbolic link in the way.
-fn base() -> io::Result<PathBuf> {
-    fs::canonicalize(std::env::temp_dir())
-}
-
-fn path(base: &Path, id: &SandboxId) -> PathBuf {
-    base.join(format!("{PREFIX}{id}"))
-}
 
 impl Private {
     /// Makes it, with its parts. It must be new, and must not lie in the workspace, where the guest
     /// of another sandbox could reach it.
     pub(super) fn make(id: &SandboxId, workspace: Option<&Path>) -> Result<Self> {
-        let base = base().map_err(|error| unusable("cannot be found", error))?;
+        let base = private::base().map_err(|error| unusable("cannot be found", error))?;
         if let Some(workspace) = workspace.filter(|workspace| base.starts_with(workspace)) {
             return Err(exposed(workspace, &base));
         }
-        let private = Self(path(&base, id));
+        let private = Self(private::path(&base, PREFIX, id));
         let parts = [private.home(), private.temporary(), private.workspace()];
         for directory in [private.path().to_owned()].into_iter().chain(parts) {
             let made = DirBuilder::new().mode(0o700).create(&directory);
@@ -57,25 +48,6 @@ impl Private {
     pub(super) fn workspace(&self) -> PathBuf {
         self.0.join("workspace")
     }
-}
-
-/// The sandboxes of this user that have one.
-pub(super) fn ids() -> Vec<SandboxId> {
-    let Ok(base) = base() else { return Vec::new() };
-    let own = rustix::process::geteuid().as_raw();
-    let entries = fs::read_dir(base).into_iter().flatten().flatten();
-    let ours = entries
-        .filter(|entry| entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own));
-    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok())
-        .collect()
-}
-
-/// Removes what is there of one.
-pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    let removed = base().and_then(|base| clear(&path(&base, id)));
-    removed.map_err(|error| {
-        left_behind(&NAME, id, "its private directory cannot be removed").source(error)
-    })
 }
 
 fn unusable(what: &str, error: io::Error) -> Error {

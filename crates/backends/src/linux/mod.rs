@@ -9,6 +9,8 @@ pub(crate) mod embed;
 pub(crate) mod find;
 pub(crate) mod hold;
 pub(crate) mod limits;
+pub(crate) mod paths;
+pub(crate) mod private;
 pub(crate) mod ready;
 pub(crate) mod running;
 pub(crate) mod site;
@@ -16,10 +18,10 @@ mod tally;
 pub(crate) mod watch;
 
 use stockade_core::{
-    Admitted, BackendName, Boundary, Capabilities, Error, ErrorCode, Feature, SandboxId,
-    SandboxSpec, Support, admit,
+    Admitted, BackendName, Boundary, Capabilities, Command, EnvName, Error, ErrorCode, Feature,
+    SandboxId, SandboxSpec, Support, User, admit,
 };
-use stockade_launcher::{LaunchError, Launched, Pending};
+use stockade_launcher::{HOME, LaunchError, Launched, Pending};
 
 /// Waits for the answer to a launch.
 pub(crate) async fn answer(backend: BackendName, pending: Pending) -> Result<Launched, Error> {
@@ -83,6 +85,16 @@ pub(crate) fn provisional(backend: BackendName, spec: &SandboxSpec) -> Result<Ad
     let hope =
         Feature::ALL.iter().fold(none, |hope, feature| hope.with(*feature, Support::full("hope")));
     admit(spec, &hope).map_err(|refusals| Error::refused("probe", Some(backend), refusals))
+}
+
+/// A home that can be written to, and no change of user where it is the sandbox's own.
+pub(crate) fn settle(command: &Command, own: User) -> Command {
+    let mut command = command.clone();
+    if let Ok(name) = "HOME".parse::<EnvName>() {
+        command.env.entry(name).or_insert_with(|| HOME.into());
+    }
+    command.user = command.user.filter(|user| *user != own);
+    command
 }
 
 /// The running kernel, who asks, from which control group, how many namespaces they may make, and

@@ -5,7 +5,7 @@
 
 mod plan;
 mod probe;
-pub(crate) mod sandbox;
+mod sandbox;
 #[cfg(feature = "across")]
 mod walls;
 

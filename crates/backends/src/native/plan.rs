@@ -3,16 +3,17 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use stockade_core::{
-    Admitted, EffectiveLimits, Error, ErrorCode, HostPath, Image, Layers, Network, Result,
-    RootMode, SandboxId, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
+    Admitted, EffectiveLimits, Image, Layers, Network, Result, RootMode, SandboxId, SandboxSpec,
+    User, WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
 
 use super::NAME;
 use crate::linux::limits::per_process;
+use crate::linux::paths::{directory, resolve};
 
 /// Whom commands run as when the caller does not say.
 const SOMEBODY: User = User { uid: 1000, gid: 1000 };
@@ -34,7 +35,7 @@ pub(super) fn plan(
     let scratch = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
     let mounts = spec.mounts.iter().map(|mount| {
         Ok(launcher::Mount {
-            source: resolve("mounts", &mount.source)?,
+            source: resolve(&NAME, "mounts", &mount.source)?,
             target: PathBuf::from(mount.target.as_str()),
             read_only: mount.read_only,
         })
@@ -87,7 +88,7 @@ fn owner(workspace: &launcher::Workspace) -> Option<User> {
 
 fn root(image: &Image) -> Result<launcher::Root> {
     match image {
-        Image::Directory(path) => resolve("image", path).map(launcher::Root::Directory),
+        Image::Directory(path) => resolve(&NAME, "image", path).map(launcher::Root::Directory),
         // The other kinds are not admitted on this backend.
         Image::Host | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => Ok(launcher::Root::Host),
     }
@@ -97,34 +98,14 @@ fn workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
     match workspace {
         Workspace::Ephemeral => Ok(launcher::Workspace::Ephemeral { bytes }),
         Workspace::Local(path) => {
-            Ok(launcher::Workspace::Local { path: directory("workspace", path)? })
+            Ok(launcher::Workspace::Local { path: directory(&NAME, "workspace", path)? })
         }
         Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::Workspace::Overlay {
-            lower: directory("workspace.overlay.lower", lower)?,
-            upper: directory("workspace.overlay.upper", upper)?,
-            work: directory("workspace.overlay.work", work)?,
+            lower: directory(&NAME, "workspace.overlay.lower", lower)?,
+            upper: directory(&NAME, "workspace.overlay.upper", upper)?,
+            work: directory(&NAME, "workspace.overlay.work", work)?,
         }),
     }
-}
-
-fn directory(field: &'static str, path: &HostPath) -> Result<PathBuf> {
-    let path = resolve(field, path)?;
-    match path.is_dir() {
-        true => Ok(path),
-        false => Err(unusable(field, &path, "is not a directory")),
-    }
-}
-
-fn resolve(field: &'static str, path: &HostPath) -> Result<PathBuf> {
-    fs::canonicalize(path.as_path())
-        .map_err(|error| unusable(field, path.as_path(), "cannot be used").source(error))
-}
-
-fn unusable(field: &'static str, path: &Path, what: &str) -> Error {
-    let message = format!("{field}: `{}` {what}", path.display());
-    Error::new(ErrorCode::Invalid, "create", message)
-        .backend(NAME)
-        .remedy("name a directory that exists and that you may read")
 }
 
 /// What each single process is held to, and how many the user namespace counts.

@@ -4,15 +4,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
-use stockade_core::{
-    Command, EffectiveLimits, EnvName, Files, Process, Result, Sandbox, SandboxId, User,
-};
+use stockade_core::{Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId, User};
 
 use crate::linux::running::Running;
+use crate::linux::settle;
 use crate::linux::watch::{Watched, held};
-
-/// Private, writable, and there in every sandbox.
-const HOME: &str = "/home/sandbox";
 
 pub(super) struct NativeSandbox {
     pub running: Arc<Running>,
@@ -37,14 +33,4 @@ impl Sandbox for NativeSandbox {
     fn files(&self) -> Result<&dyn Files> {
         Ok(self.client.files())
     }
-}
-
-/// A home that can be written to, and no change of user where it is the sandbox's own.
-pub(crate) fn settle(command: &Command, own: User) -> Command {
-    let mut command = command.clone();
-    if let Ok(name) = "HOME".parse::<EnvName>() {
-        command.env.entry(name).or_insert_with(|| HOME.into());
-    }
-    command.user = command.user.filter(|user| *user != own);
-    command
 }

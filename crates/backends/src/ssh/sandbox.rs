@@ -17,8 +17,8 @@ use super::NAME;
 use super::files::Synced;
 use super::link::{Link, Shared};
 use crate::across::words::{Ask, How, Tell};
+use crate::linux::settle;
 use crate::linux::watch::held;
-use crate::native::sandbox::settle;
 
 /// The workspace's two copies and what keeps them the same.
 pub(super) struct Bridge {

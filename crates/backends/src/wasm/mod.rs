@@ -51,6 +51,7 @@ use program::Library;
 use sandbox::WasmSandbox;
 use threads::Threads;
 
+use crate::linux::private;
 use crate::native::Native;
 
 /// The wasm backend's name.
@@ -175,7 +176,7 @@ impl Wasm {
             Ok(sandbox) => Ok(Live::Walled(Arc::new(sandbox))),
             // Only where the capabilities say so too.
             Err(_) if self.walls_may_lack && walls.native.probe().await.unavailable.is_some() => {
-                tree::remove(id)?;
+                private::remove(&NAME, tree::PREFIX, id)?;
                 Ok(Live::Here(Arc::new(WasmSandbox::new(body()?))))
             }
             Err(error) => Err(error.remedy("run it in this process with --no-isolate")),
@@ -191,7 +192,7 @@ impl Wasm {
         if let Some(walls) = &self.walls {
             walls.native.destroy(id).await?;
         }
-        tree::remove(id)
+        private::remove(&NAME, tree::PREFIX, id)
     }
 }
 
@@ -233,7 +234,7 @@ impl Backend for Wasm {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let own = self.sandboxes().keys().cloned().collect::<Vec<_>>();
-        let ids: BTreeSet<_> = tree::ids().into_iter().chain(own).collect();
+        let ids: BTreeSet<_> = private::ids(tree::PREFIX).into_iter().chain(own).collect();
         Ok(ids.into_iter().collect())
     }
 

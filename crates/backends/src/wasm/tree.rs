@@ -2,23 +2,23 @@
 //! between them. Private ones lie in a directory named after the sandbox, so that whoever comes later
 //! finds and removes it.
 
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_core::{
-    Error, ErrorCode, HostPath, Result, SandboxId, SandboxPath, SandboxSpec, WORKSPACE_ROOT,
-    Workspace,
+    Error, ErrorCode, Result, SandboxId, SandboxPath, SandboxSpec, WORKSPACE_ROOT, Workspace,
 };
-use stockade_launcher::clear;
 
 use super::NAME;
-use crate::linux::running::left_behind;
+use crate::linux::paths::{self, resolve};
+use crate::linux::private;
 
-const PREFIX: &str = "stockade-wasm-";
+/// What the names of private directories begin with.
+pub(super) const PREFIX: &str = "stockade-wasm-";
 /// Where temporary files lie.
 pub(super) const TEMPORARY: &str = "/tmp";
 
@@ -40,9 +40,9 @@ pub(super) struct Tree {
 impl Tree {
     /// Makes what is private and opens what is not. What was made is removed by [`remove`].
     pub(super) fn make(id: &SandboxId, spec: &SandboxSpec) -> Result<Self> {
-        let base = base().map_err(unusable)?;
+        let base = private::base().map_err(unusable)?;
         exposed(spec, &base)?;
-        let private = path(&base, id);
+        let private = private::path(&base, PREFIX, id);
         for part in ["", "workspace", "tmp", "snapshots"] {
             let made = DirBuilder::new().mode(0o700).create(private.join(part));
             made.map_err(unusable)?;
@@ -53,7 +53,7 @@ impl Tree {
             Place::open("tmp", TEMPORARY, private.join("tmp"), false)?,
         ];
         for mount in &spec.mounts {
-            let source = resolve("mounts", &mount.source)?;
+            let source = resolve(&NAME, "mounts", &mount.source)?;
             places.push(Place::open("mounts", mount.target.as_str(), source, mount.read_only)?);
         }
         Ok(Self { private, places })
@@ -83,8 +83,9 @@ impl Tree {
 impl Place {
     fn open(field: &'static str, at: &str, host: PathBuf, read_only: bool) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = openat(CWD, &host, flags, Mode::empty())
-            .map_err(|errno| wrong(field, &host, "is not a directory").source(errno))?;
+        let dir = openat(CWD, &host, flags, Mode::empty()).map_err(|errno| {
+            paths::unusable(&NAME, field, &host, "is not a directory").source(errno)
+        })?;
         Ok(Self { at: normal(at), host, dir, read_only })
     }
 }
@@ -105,35 +106,23 @@ fn normal(path: &str) -> String {
 
 fn workspace(spec: &SandboxSpec, private: &Path) -> Result<PathBuf> {
     match &spec.workspace {
-        Workspace::Local(path) => resolve("workspace", path),
+        Workspace::Local(path) => resolve(&NAME, "workspace", path),
         // Views are not admitted on this backend.
         Workspace::Ephemeral | Workspace::Overlay(_) => Ok(private.join("workspace")),
     }
 }
 
-fn resolve(field: &'static str, path: &HostPath) -> Result<PathBuf> {
-    fs::canonicalize(path.as_path())
-        .map_err(|error| wrong(field, path.as_path(), "cannot be used").source(error))
-}
-
-fn wrong(field: &'static str, path: &Path, what: &str) -> Error {
-    let message = format!("{field}: `{}` {what}", path.display());
-    Error::new(ErrorCode::Invalid, "create", message)
-        .backend(NAME)
-        .remedy("name a directory that exists and that you may read")
-}
-
 /// Private files must not lie where the guest of another sandbox could reach them.
 fn exposed(spec: &SandboxSpec, base: &Path) -> Result<()> {
     let workspace = match &spec.workspace {
-        Workspace::Local(path) => resolve("workspace", path)?,
+        Workspace::Local(path) => resolve(&NAME, "workspace", path)?,
         Workspace::Ephemeral | Workspace::Overlay(_) => return Ok(()),
     };
     if !base.starts_with(&workspace) {
         return Ok(());
     }
     let what = format!("holds `{}`, where private files lie", base.display());
-    Err(wrong("workspace", &workspace, &what)
+    Err(paths::unusable(&NAME, "workspace", &workspace, &what)
         .remedy("choose a smaller workspace, or point TMPDIR elsewhere"))
 }
 
@@ -143,31 +132,4 @@ fn unusable(error: io::Error) -> Error {
         .backend(NAME)
         .remedy("point TMPDIR to a directory that you may write to")
         .source(error)
-}
-
-fn base() -> io::Result<PathBuf> {
-    fs::canonicalize(std::env::temp_dir())
-}
-
-fn path(base: &Path, id: &SandboxId) -> PathBuf {
-    base.join(format!("{PREFIX}{id}"))
-}
-
-/// The sandboxes of this user that have a private directory.
-pub(super) fn ids() -> Vec<SandboxId> {
-    let Ok(base) = base() else { return Vec::new() };
-    let own = rustix::process::geteuid().as_raw();
-    let entries = fs::read_dir(base).into_iter().flatten().flatten();
-    let ours = entries
-        .filter(|entry| entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own));
-    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok())
-        .collect()
-}
-
-/// Removes what is private of a sandbox.
-pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    let removed = base().and_then(|base| clear(&path(&base, id)));
-    removed.map_err(|error| {
-        left_behind(&NAME, id, "its private directory cannot be removed").source(error)
-    })
 }
