@@ -124,13 +124,16 @@ impl Archives {
 
     async fn stage(&self, client: &AgentClient, from: &Parts) -> Result<()> {
         for place in &self.places {
-            // What had no such place had nothing in it.
-            let Ok(part) = from.get(&part(place)) else { continue };
             let unread = |error: std::io::Error| {
                 self.failed("restore", format!("it cannot be read: {error}"))
             };
             let staging = self.path(place, STAGE)?;
             client.files().remove(&staging).await?;
+            // What had no such place had nothing in it.
+            let Ok(part) = from.get(&part(place)) else {
+                client.files().make_dir(&staging).await?;
+                continue;
+            };
             let mut file = File::open(part).map_err(unread)?;
             let mut unpacking = client.tar_in(&staging).await?;
             loop {
