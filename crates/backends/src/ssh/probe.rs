@@ -13,6 +13,9 @@ const NO_HOST: &str = "no host is configured";
 const NO_HOST_REMEDY: &str =
     "name one in the configuration: `[[ssh.hosts]]` with `name = \"user@host\"`";
 
+/// Nobody's files leave their host because another backend is missing.
+pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
+
 /// What native offers and a copy elsewhere cannot.
 const ABSENT: [(Feature, &str, &str); 3] = [
     (
@@ -89,6 +92,7 @@ fn adapted(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
             all = all.with(feature, Support::full(by));
         }
     }
+    all.only_by_name = Some(ONLY_BY_NAME.into());
     ABSENT.into_iter().fold(all, |all, (feature, reason, remedy)| {
         all.with(feature, Support::missing(reason, remedy))
     })
