@@ -78,6 +78,8 @@ impl Forged {
         header.set_entry_type(kind);
         header.set_mode(0o6777);
         header.set_size(size);
+        header.set_mtime(0);
+        header.set_uid(0);
         let fields = header.as_gnu_mut().unwrap();
         fields.name[..name.len()].copy_from_slice(name.as_bytes());
         fields.linkname[..link.len()].copy_from_slice(link.as_bytes());
@@ -111,8 +113,12 @@ fn carry(from: &mut Here, to: &mut Here) -> BTreeSet<String> {
     let archive = from.sends();
     let conflicts = to.takes(&archive).unwrap();
     let entries: Vec<_> = conflicts.iter().map(|conflict| conflict.entry).collect();
-    let named = from.tree.agreed(&entries);
-    assert_eq!(named, conflicts.into_iter().map(|conflict| conflict.path).collect());
+    let named = conflicts.into_iter().map(|conflict| conflict.path).collect();
+    match from.tree.side {
+        Side::Near => assert_eq!(from.tree.agreed(&entries), named),
+        // The copy gives way: what was not taken over is sent from the other end.
+        Side::Far => drop(from.tree.agreed(&[])),
+    }
     named
 }
 
