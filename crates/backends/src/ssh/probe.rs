@@ -17,7 +17,7 @@ const NO_HOST_REMEDY: &str =
 pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
 
 /// What native offers and a copy elsewhere cannot.
-const ABSENT: [(Feature, &str, &str); 3] = [
+const ABSENT: [(Feature, &str, &str); 5] = [
     (
         Feature::DirectoryImage,
         "a directory of this host is not on the other one",
@@ -32,6 +32,16 @@ const ABSENT: [(Feature, &str, &str); 3] = [
         Feature::OverlayWorkspace,
         "layers of this host are not on the other one",
         "use a local workspace, or an ephemeral one",
+    ),
+    (
+        Feature::Pause,
+        "the other side ends what nobody speaks to, and does not freeze it",
+        "choose a backend that has it",
+    ),
+    (
+        Feature::FilesSnapshot,
+        "captured files would lie on the other host",
+        "choose a backend that has it",
     ),
 ];
 
