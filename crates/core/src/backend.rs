@@ -34,6 +34,12 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Why it is taken only by who names it, where that is known without measuring: then nobody else
+    /// waits for its measurement.
+    fn only_by_name(&self) -> Option<String> {
+        None
+    }
+
     /// Builds the walls.
     ///
     /// - Enforces everything in `admitted` or fails, naming the wall (C-02).
@@ -178,6 +184,12 @@ pub trait ProcessEvents: Send {
 pub trait ProcessControl: Send + Sync {
     /// Ends every process of this execution, descendants that hide included (C-11). Idempotent.
     async fn kill(&self) -> Result<()>;
+
+    /// Resolves once the program has ended although its exit is not told yet, because what it leaves is
+    /// still being brought: that is not its time any more. Never, where nothing is.
+    async fn ended(&self) {
+        std::future::pending().await
+    }
 
     /// Sends a signal to the program and its descendants. Requires `signals`.
     async fn signal(&self, _signal: Signal) -> Result<()> {

@@ -66,7 +66,15 @@ impl Engine {
     /// Which backend this spec would take, and why each other one would not. Creates nothing.
     pub async fn explain(&self, spec: &SandboxSpec) -> Selection {
         let all = SandboxSpec { backend: BackendChoice::Auto, ..SandboxSpec::default() };
-        select(spec, &self.inner.registry.measured(&all).await)
+        let registry = &self.inner.registry;
+        let mut measured = registry.measured(&all).await;
+        if let BackendChoice::Named(name) = &spec.backend
+            && let Some(now) = registry.capabilities(name).await
+        {
+            let named = measured.iter_mut().filter(|known| known.backend == *name);
+            named.for_each(|known| known.clone_from(now));
+        }
+        select(spec, &measured)
     }
 
     /// What each backend has on this host, measured now.
