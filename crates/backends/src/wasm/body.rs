@@ -33,7 +33,7 @@ pub(super) struct Body {
 impl Body {
     pub(super) fn new(id: &SandboxId, admitted: &Admitted, shared: Arc<Shared>) -> Result<Self> {
         let spec = admitted.spec();
-        let tree = Arc::new(Tree::make(id, spec)?);
+        let tree = Arc::new(Tree::make(id, spec, shared.library.directory())?);
         Ok(Self {
             id: id.clone(),
             deterministic: spec.deterministic,
@@ -66,9 +66,9 @@ impl Body {
         }
     }
 
-    pub(super) fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
+    pub(super) async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
         match kind {
-            SnapshotKind::Files => snapshot::take(&self.id, &self.tree),
+            SnapshotKind::Files => snapshot::take(&self.id, &self.tree).await,
             SnapshotKind::Full => Err(Error::unsupported("snapshot", Feature::FullSnapshot)),
         }
     }

@@ -10,8 +10,10 @@ const LARGEST_TEXT: usize = 16 << 20;
 const FUNCTIONS: u64 = 200_000;
 /// The most code in one function: compiling takes more than proportionally longer.
 const FUNCTION: usize = 4 << 20;
-/// The most entries of a table to begin with.
+/// The most entries of a table.
 pub(super) const TABLE: u64 = 100_000;
+/// The most memories and the most tables of one module.
+pub(super) const PARTS: u32 = 16;
 /// How deep components lie in each other.
 const DEPTH: usize = 16;
 
@@ -77,7 +79,13 @@ pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
                     wasmparser::Encoding::Component => Kind::Component,
                 });
             }
+            Payload::MemorySection(memories) if memories.count() > PARTS => {
+                return Err(Unfit::TooMuch(format!("has more than {PARTS} memories")));
+            }
             Payload::TableSection(tables) => {
+                if tables.count() > PARTS {
+                    return Err(Unfit::TooMuch(format!("has more than {PARTS} tables")));
+                }
                 for table in tables {
                     if table.map_err(malformed)?.ty.initial > TABLE {
                         return Err(Unfit::TooMuch(format!(

@@ -1,7 +1,7 @@
 //! The virtual machine: how programs are compiled, what they may import, and the clock that interrupts
 //! them. One for each way of compiling, made when it is first needed.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use wasmtime::component::Linker as ComponentLinker;
@@ -9,7 +9,7 @@ use wasmtime::{
     Config, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig, WasmFeatures,
 };
 
-use super::check::TABLE;
+use super::check::{PARTS, TABLE};
 use super::state::State;
 use super::{preview1, preview2};
 
@@ -23,8 +23,8 @@ const WHOLE_STACK: usize = STACK + (1 << 20);
 /// How many instances there may be at once in one process. Address space, not memory.
 const INSTANCES: u32 = 4096;
 const MEMORIES: u32 = 2048;
-/// The largest memory of an instance; the sandbox's own limit is below it.
-const LARGEST_MEMORY: usize = 4 << 30;
+/// The largest memory of an instance, with a pool or without.
+pub(super) const LARGEST_MEMORY: usize = 4 << 30;
 
 /// What is added to the code of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,22 +84,27 @@ pub(super) struct Machine {
 /// Every way of compiling, each made at most once.
 pub(super) struct Machines {
     supply: Supply,
-    made: [OnceLock<Option<Arc<Machine>>>; 3],
+    made: [Mutex<Option<Arc<Machine>>>; 3],
 }
 
 impl Machines {
     pub(super) fn new(supply: Supply) -> Self {
-        Self { supply, made: [const { OnceLock::new() }; 3] }
+        Self { supply, made: Default::default() }
     }
 
-    /// The machine of a mode; nothing where the processor or the system does not suit it.
+    /// The machine of a mode; nothing where the processor or the system does not suit it, or does not
+    /// just now.
     pub(super) fn get(&self, mode: Mode) -> Option<Arc<Machine>> {
         let at = match mode {
             Mode::Plain => 0,
             Mode::Counted => 1,
             Mode::Fixed => 2,
         };
-        self.made[at].get_or_init(|| Machine::new(mode, self.supply).ok().map(Arc::new)).clone()
+        let mut made = self.made[at].lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_none() {
+            *made = Machine::new(mode, self.supply).ok().map(Arc::new);
+        }
+        made.clone()
     }
 }
 
@@ -110,7 +115,7 @@ impl Machine {
         let engine = pooled.or_else(|_| Engine::new(&config(mode, Supply::Single)))?;
         let core = preview1::linker(&engine)?;
         let component = preview2::linker(&engine)?;
-        let ticker = Ticker::start(engine.clone());
+        let ticker = Ticker::start(engine.clone())?;
         Ok(Self { engine, mode, core, component, ticker })
     }
 
@@ -155,6 +160,8 @@ fn pool() -> PoolingAllocationConfig {
         .total_tables(INSTANCES)
         .total_stacks(MEMORIES)
         .max_memory_size(LARGEST_MEMORY)
+        .max_memories_per_module(PARTS)
+        .max_tables_per_module(PARTS)
         .table_elements(usize::try_from(TABLE).unwrap_or(usize::MAX))
         .max_core_instance_size(8 << 20)
         .max_component_instance_size(8 << 20)
@@ -182,15 +189,15 @@ impl Drop for Running {
 }
 
 impl Ticker {
-    fn start(engine: Engine) -> Arc<Self> {
+    /// Without it nothing would ever be interrupted: where it cannot be had there is no machine.
+    fn start(engine: Engine) -> std::io::Result<Arc<Self>> {
         let ticker = Arc::new(Self { running: Mutex::new(0), wake: Condvar::new() });
         let weak = Arc::downgrade(&ticker);
-        // Without it nothing is ever interrupted: a program that is started waits for it then.
-        let _ = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("wasm-clock".into())
             .stack_size(64 << 10)
-            .spawn(move || tick(&weak, &engine));
-        ticker
+            .spawn(move || tick(&weak, &engine))?;
+        Ok(ticker)
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {

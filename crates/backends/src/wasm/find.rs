@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 use stockade_core::{Command, SandboxPath, StartFailure};
 
@@ -48,9 +48,11 @@ pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<
 
 /// The bytes of a program of the host.
 pub(super) fn on_host(path: &Path, name: &str) -> Result<Vec<u8>, StartFailure> {
-    let file = File::open(path)
+    // What is not a file is refused when it is looked at; opening it must wait for nobody.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = openat(CWD, path, flags, Mode::empty())
         .map_err(|error| StartFailure::NotFound(format!("`{name}` cannot be read: {error}")))?;
-    contents(file.into(), name)
+    contents(file, name)
 }
 
 fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {

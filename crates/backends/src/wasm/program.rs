@@ -2,7 +2,7 @@
 //! warm for the next time.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sha2::{Digest as _, Sha256};
@@ -49,6 +49,11 @@ impl Library {
     pub(super) fn cache(&self) -> Option<&Cache> {
         let open = || self.directory.as_deref().and_then(|directory| Cache::open(directory).ok());
         self.cache.get_or_init(open).as_ref()
+    }
+
+    /// Where it is kept, or would be.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
     }
 
     fn warm(&self) -> MutexGuard<'_, Kept> {

@@ -57,13 +57,17 @@ impl Programs {
     /// Ends every program and waits until they are gone (C-30).
     pub(super) async fn end(&self, id: &SandboxId) -> Result<()> {
         self.ended.store(true, Ordering::SeqCst);
-        let running = std::mem::take(&mut *self.lock());
+        // They stay known until they are gone: whoever asks again must not be told that nothing is left.
+        let running = self.lock().clone();
         running.iter().for_each(Handle::kill);
-        for handle in running {
-            let ended = tokio::time::timeout(END_DEADLINE, handle.gone()).await;
-            ended.map_err(|_| left_behind(&NAME, id, "a program does not end"))?;
-        }
-        Ok(())
+        let all = async {
+            for handle in running {
+                handle.gone().await;
+            }
+        };
+        let ended = tokio::time::timeout(END_DEADLINE, all).await;
+        self.lock().retain(|handle| !handle.is_gone());
+        ended.map_err(|_| left_behind(&NAME, id, "a program does not end"))
     }
 }
 
@@ -108,11 +112,11 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        self.body.snapshot(kind)
+        self.body.snapshot(kind).await
     }
 
     async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        snapshot::bring_back(&self.body.tree, snapshot)
+        snapshot::bring_back(&self.body.tree, snapshot).await
     }
 
     async fn pause(&self) -> Result<()> {

@@ -13,7 +13,7 @@ use super::{Answer, Arguments};
 use crate::wasm::account::Account;
 use crate::wasm::check::{self, Kind};
 use crate::wasm::engine::{Machine, Mode, Running};
-use crate::wasm::run::{self, Job};
+use crate::wasm::run::{self, Job, Phase};
 use crate::wasm::state::State;
 use crate::wasm::{NAME, Shared};
 
@@ -62,7 +62,7 @@ impl Callee {
             .map_err(|failure| Error::new(ErrorCode::System, "instantiate", failure.detail()))?;
         let _running = machine.running();
         let made = instantiate(&mut store, &machine, kind, &binary).await;
-        let made = made.map_err(|error| ended(&error, &store))?;
+        let made = made.map_err(|error| ended(Phase::Making, &error, &store))?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { store, made, machine, limits, number, _running })
@@ -200,7 +200,7 @@ async fn call_core(
     }
     let mut results = vec![CoreVal::I32(0); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
-    called.map_err(|error| ended(&error, store))?;
+    called.map_err(|error| ended(Phase::Running, &error, store))?;
     results.iter().map(from_core).collect()
 }
 
@@ -239,7 +239,7 @@ async fn call_component(
     demand(types.len(), arguments.len())?;
     let mut results = vec![Val::Bool(false); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
-    called.map_err(|error| ended(&error, store))?;
+    called.map_err(|error| ended(Phase::Running, &error, store))?;
     Ok(results)
 }
 
@@ -255,8 +255,8 @@ fn demand(expected: usize, given: usize) -> Result<()> {
 }
 
 /// What ended a call that did not return: a limit by its name, or the signal the same mistake brings.
-fn ended(error: &wasmtime::Error, store: &Store<State>) -> Error {
-    let (code, message) = match run::judge(error, &store.data().meter) {
+fn ended(phase: Phase, error: &wasmtime::Error, store: &Store<State>) -> Error {
+    let (code, message) = match run::judge(phase, error, &store.data().meter) {
         ExitStatus::LimitExceeded(limit) => {
             (ErrorCode::TooLarge, format!("it went beyond its {limit} limit"))
         }
