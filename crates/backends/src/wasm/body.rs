@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, EnvName, Error, Feature, Image, Result, SandboxId, SnapshotId, SnapshotKind,
     StartFailure,
@@ -13,6 +14,7 @@ use stockade_core::{
 use super::account::Account;
 use super::files::TreeFiles;
 use super::find::{self, Start};
+use super::program::Given;
 use super::tree::{TEMPORARY, Tree};
 use super::{Shared, snapshot};
 
@@ -47,16 +49,16 @@ impl Body {
 
     /// The bytes of the program that a name means. Without a directory it is the image's, or one that
     /// was given to the backend; any other is a path of the sandbox.
-    pub(super) fn program(&self, start: &Start<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
+    pub(super) fn program(&self, start: &Start<'_>, name: &str) -> Result<Given, StartFailure> {
         if name.contains('/') {
-            return find::program(&self.tree, start, name);
+            return find::program(&self.tree, start, name).map(given);
         }
-        if let Some(bytes) = self.shared.modules.get(name) {
-            return Ok(bytes.to_vec());
+        if let Some(module) = self.shared.modules.get(name) {
+            return Ok(module.clone());
         }
         match &self.image {
             Image::Wasm(path) if is_called(path.as_path(), name) => {
-                find::on_host(path.as_path(), name)
+                find::on_host(path.as_path(), name).map(given)
             }
             Image::Wasm(_)
             | Image::Host
@@ -72,6 +74,10 @@ impl Body {
             SnapshotKind::Full => Err(Error::unsupported("snapshot", Feature::FullSnapshot)),
         }
     }
+}
+
+fn given(bytes: Vec<u8>) -> Given {
+    Data::from(bytes).into()
 }
 
 /// Whether a file is meant by this name, with its extension or without.

@@ -1,5 +1,6 @@
 //! Looking at a module before anything is compiled: what would cost more than it may is refused by name.
 
+use bytes::Bytes as Data;
 use wasmparser::{Parser, Payload};
 
 /// The largest file that is taken for a program.
@@ -38,7 +39,7 @@ pub(super) enum Kind {
 }
 
 /// The binary form of what was given.
-pub(super) fn binary(given: Vec<u8>) -> Result<Vec<u8>, Unfit> {
+pub(super) fn binary(given: Data) -> Result<Data, Unfit> {
     if given.starts_with(b"\0asm") {
         return Ok(given);
     }
@@ -49,7 +50,7 @@ pub(super) fn binary(given: Vec<u8>) -> Result<Vec<u8>, Unfit> {
         return Err(Unfit::TooMuch(format!("has more than {LARGEST_TEXT} bytes of text")));
     }
     match wat::parse_bytes(&given) {
-        Ok(binary) => Ok(binary.into_owned()),
+        Ok(binary) => Ok(binary.into_owned().into()),
         Err(error) => Err(Unfit::Malformed(first_line(&error.to_string()))),
     }
 }

@@ -15,6 +15,8 @@ use super::{preview1, preview2};
 
 /// How often a running program is interrupted to look whether it may go on.
 pub(super) const TICK: Duration = Duration::from_millis(5);
+/// How many ticks the clock goes on when nobody runs any more.
+const LINGER: u32 = 40;
 /// What a program's own calls may take of its stack.
 const STACK: usize = 1 << 20;
 /// The same with room for what the host does on it.
@@ -173,10 +175,17 @@ fn pool() -> PoolingAllocationConfig {
     pool
 }
 
-/// Counts up while any program runs, and rests while none does.
+/// Counts up while any program runs and for a while after, and rests while none does. It is woken only
+/// from its rest: waking it for each of many short programs would cost more than they do.
 struct Ticker {
-    running: Mutex<usize>,
+    state: Mutex<Ticking>,
     wake: Condvar,
+}
+
+#[derive(Default)]
+struct Ticking {
+    running: usize,
+    resting: bool,
 }
 
 /// One program that runs.
@@ -191,7 +200,7 @@ impl Drop for Running {
 impl Ticker {
     /// Without it nothing would ever be interrupted: where it cannot be had there is no machine.
     fn start(engine: Engine) -> std::io::Result<Arc<Self>> {
-        let ticker = Arc::new(Self { running: Mutex::new(0), wake: Condvar::new() });
+        let ticker = Arc::new(Self { state: Mutex::default(), wake: Condvar::new() });
         let weak = Arc::downgrade(&ticker);
         std::thread::Builder::new()
             .name("wasm-clock".into())
@@ -200,28 +209,40 @@ impl Ticker {
         Ok(ticker)
     }
 
-    fn lock(&self) -> MutexGuard<'_, usize> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ticking> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn active(&self, change: isize) {
-        let mut running = self.lock();
-        *running = running.saturating_add_signed(change);
-        if *running == 1 && change > 0 {
+        let mut state = self.lock();
+        state.running = state.running.saturating_add_signed(change);
+        if change > 0 && state.resting {
+            state.resting = false;
             self.wake.notify_one();
         }
+    }
+
+    /// Rests if nobody runs. For a moment only, so that a machine that is gone takes its clock with it.
+    fn rest(&self) -> bool {
+        let mut state = self.lock();
+        if state.running > 0 {
+            state.resting = false;
+            return false;
+        }
+        state.resting = true;
+        let _ = self.wake.wait_timeout(state, Duration::from_secs(1));
+        true
     }
 }
 
 fn tick(ticker: &Weak<Ticker>, engine: &Engine) {
+    let mut idle = 0;
     while let Some(ticker) = ticker.upgrade() {
-        let running = ticker.lock();
-        if *running == 0 {
-            // For a moment only, so that a machine that is gone takes its clock with it.
-            let _ = ticker.wake.wait_timeout(running, Duration::from_secs(1));
+        let running = ticker.lock().running > 0;
+        idle = if running { 0 } else { idle + 1 };
+        if idle > LINGER && ticker.rest() {
             continue;
         }
-        drop(running);
         drop(ticker);
         std::thread::sleep(TICK);
         engine.increment_epoch();

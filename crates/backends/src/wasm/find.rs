@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -17,7 +18,7 @@ use super::tree::{Place, Tree};
 pub(super) struct Start<'t> {
     pub place: &'t Place,
     pub rest: String,
-    pub dir: OwnedFd,
+    pub dir: Arc<OwnedFd>,
 }
 
 /// The directory a command starts in.
@@ -27,7 +28,7 @@ pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, 
     let path: SandboxPath = given.parse().map_err(|_| bad())?;
     let (place, rest) = tree.locate(&path).ok_or_else(bad)?;
     let dir = beneath(place, &rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| bad())?;
-    Ok(Start { place, rest, dir })
+    Ok(Start { place, rest, dir: Arc::new(dir) })
 }
 
 /// The bytes of a program that is named by a path.

@@ -198,7 +198,7 @@ impl Floor {
         present: &Present,
     ) -> Result<(Process, Data), StartFailure> {
         let body = &self.body;
-        let (bytes, start) = {
+        let (given, start) = {
             let start = find::start(&body.tree, command)?;
             let name = command.argv().first().cloned().unwrap_or_default();
             let at = body.tree.places.iter().position(|place| std::ptr::eq(place, start.place));
@@ -207,7 +207,7 @@ impl Floor {
         let mode = Mode::of(body.deterministic, limits.fuel);
         let argv = command.argv();
         let name = argv.first().map_or("", String::as_str);
-        let source = Source { mode, name, bytes, present: present.clone() };
+        let source = Source { mode, name, given, present: present.clone() };
         let code = self.code(number, source).await?;
         let env = environment(&command.env);
         let order = Order { argv, env, ..self.order(number, limits, mode, code, start) };

@@ -50,7 +50,7 @@ pub use workshop::Worker;
 use body::Body;
 use engine::{Machines, Supply};
 use isolated::IsolatedSandbox;
-use program::Library;
+use program::{Given, Library};
 use sandbox::WasmSandbox;
 use threads::Threads;
 use workshop::Walls;
@@ -63,7 +63,7 @@ struct Shared {
     machines: Machines,
     library: Library,
     threads: Threads,
-    modules: HashMap<String, Data>,
+    modules: HashMap<String, Given>,
 }
 
 /// The wasm backend.
@@ -153,7 +153,7 @@ impl Wasm {
             machines: Machines::new(supply),
             library: Library::new(cache),
             threads: Threads::default(),
-            modules,
+            modules: modules.into_iter().map(|(name, bytes)| (name, bytes.into())).collect(),
         };
         let walls = worker.map(Walls::new);
         Self {

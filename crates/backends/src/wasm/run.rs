@@ -21,7 +21,7 @@ const RESOURCES: usize = 100_000;
 
 /// A directory of the host, as a program sees it. Open already: a path could lead elsewhere by now.
 pub(super) struct Opening {
-    pub dir: OwnedFd,
+    pub dir: Arc<OwnedFd>,
     pub at: String,
     pub read_only: bool,
 }
@@ -78,7 +78,10 @@ pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFa
         .map_err(|error| StartFailure::NoResources(short(&error)))?;
     let meter = Meter::start(account, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
-    let mut store = Store::new(&machine.engine, State { wasi, meter, descriptors, fixed });
+    let mut store = Store::new(
+        &machine.engine,
+        State { wasi, meter, descriptors, fixed, ended: Arc::default() },
+    );
     store.data_mut().ctx().table.set_max_capacity(RESOURCES);
     store.limiter(|state| &mut state.meter);
     if machine.mode.counts() {

@@ -2,11 +2,11 @@
 //! functions and the engine's own hooks decide by it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use stockade_core::{LimitKind, Signal};
+use stockade_core::{ExitStatus, LimitKind, Signal};
 use wasmtime::{ResourceLimiter, Result};
 use wasmtime_wasi::filesystem::Descriptor;
 use wasmtime_wasi::p1::WasiP1Ctx;
@@ -31,6 +31,8 @@ pub(super) struct State {
     pub descriptors: Descriptors,
     /// Whether nothing of the host's time may be seen.
     pub fixed: bool,
+    /// How it ended, for who asks afterwards.
+    pub ended: Arc<OnceLock<ExitStatus>>,
 }
 
 impl WasiView for State {

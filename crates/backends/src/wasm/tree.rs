@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_core::{
@@ -29,7 +30,7 @@ pub(super) const TEMPORARY: &str = "/tmp";
 pub(super) struct Place {
     pub at: String,
     pub host: PathBuf,
-    pub dir: OwnedFd,
+    pub dir: Arc<OwnedFd>,
     pub read_only: bool,
 }
 
@@ -92,7 +93,7 @@ impl Place {
         let dir = openat(CWD, &host, flags, Mode::empty()).map_err(|errno| {
             paths::unusable(&NAME, field, &host, "is not a directory").source(errno)
         })?;
-        Ok(Self { at: normal(at), host, dir, read_only })
+        Ok(Self { at: normal(at), host, dir: Arc::new(dir), read_only })
     }
 }
 

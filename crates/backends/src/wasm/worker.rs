@@ -46,7 +46,7 @@ fn compile(way: &str) -> i32 {
     if std::io::stdin().take(LARGEST + 1).read_to_end(&mut given).is_err() {
         return MISUSED;
     }
-    let compiled = check::binary(given).and_then(|binary| {
+    let compiled = check::binary(given.into()).and_then(|binary| {
         let kind = check::look(&binary)?;
         let machine = Machines::new(Supply::Single).get(way.into());
         let machine = machine.ok_or_else(|| Unfit::TooMuch("cannot be compiled here".into()))?;
@@ -151,13 +151,17 @@ fn openings(order: &Order) -> std::io::Result<Vec<Opening>> {
     let open = |path: &str| openat(CWD, path, flags, Access::empty());
     let mut openings = Vec::new();
     for (at, path, read_only) in &order.places {
-        openings.push(Opening { dir: open(path)?, at: at.clone(), read_only: *read_only });
+        openings.push(Opening {
+            dir: Arc::new(open(path)?),
+            at: at.clone(),
+            read_only: *read_only,
+        });
     }
     let (number, rest) = &order.start;
     let place = openings.get(*number).ok_or(std::io::ErrorKind::InvalidInput)?;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = openat2(&place.dir, rest, flags, Access::empty(), within)?;
+    let dir = Arc::new(openat2(&place.dir, rest, flags, Access::empty(), within)?);
     let read_only = place.read_only;
     openings.push(Opening { dir, at: ".".into(), read_only });
     Ok(openings)

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes as Data;
-use sha2::{Digest as _, Sha256};
 use stockade_core::{
     Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Process,
     ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxSpec, Span,
@@ -19,7 +18,7 @@ use super::cache::Cache;
 use super::check::Unfit;
 use super::engine::Mode;
 use super::process::Present;
-use super::program::Hash;
+use super::program::Given;
 use super::report::{HOME, Way};
 use super::{NAME, find, worker};
 use crate::linux;
@@ -86,7 +85,7 @@ impl Walls {
 pub(super) struct Source<'a> {
     pub mode: Mode,
     pub name: &'a str,
-    pub bytes: Vec<u8>,
+    pub given: Given,
     /// Held until nothing of its compiler is left.
     pub present: Present,
 }
@@ -98,8 +97,7 @@ pub(super) async fn code(
     machine: &str,
     source: Source<'_>,
 ) -> Result<Vec<u8>, StartFailure> {
-    let Source { mode, name, bytes, present } = source;
-    let hash: Hash = Sha256::digest(&bytes).into();
+    let Source { mode, name, given: Given { bytes, hash }, present } = source;
     let key = format!("walled-{machine}");
     if let Some(code) = cache.find(&key, &hash) {
         return Ok(code.into_bytes());
@@ -121,7 +119,7 @@ fn gone() -> Error {
 async fn compile(
     walls: &Arc<Walls>,
     mode: Mode,
-    bytes: Vec<u8>,
+    bytes: Data,
     present: Present,
 ) -> Result<Result<Vec<u8>, Unfit>> {
     let turn = Arc::clone(&walls.compilers).acquire_owned().await.map_err(|_| gone())?;
@@ -147,7 +145,7 @@ async fn in_walls(
     walls: &Walls,
     id: &SandboxId,
     mode: Mode,
-    bytes: Vec<u8>,
+    bytes: Data,
 ) -> Result<Result<Vec<u8>, Unfit>> {
     let spec = SandboxSpec {
         mounts: vec![walls.worker.mount()?],
@@ -162,7 +160,7 @@ async fn ask(
     sandbox: &dyn Sandbox,
     worker: &Worker,
     mode: Mode,
-    bytes: Vec<u8>,
+    bytes: Data,
 ) -> Result<Result<Vec<u8>, Unfit>> {
     let way = serde_json::to_value(Way::from(mode)).ok();
     let way = way.as_ref().and_then(|way| way.as_str()).unwrap_or_default().to_owned();
@@ -171,7 +169,7 @@ async fn ask(
     let limits = Limits { cpu_time: Some(PROCESSOR), ..Limits::defaults() };
     let Process { mut events, control } = sandbox.spawn(&command, &limits).await?;
     let answer = tokio::time::timeout(DEADLINE, async {
-        tokio::join!(feed(control.as_ref(), bytes.into()), hear(events.as_mut())).1
+        tokio::join!(feed(control.as_ref(), bytes), hear(events.as_mut())).1
     });
     let Ok((status, said)) = answer.await else {
         return Ok(Err(Unfit::TooMuch("takes too long to compile".into())));

@@ -1,7 +1,7 @@
 //! An instance on its thread: finding functions, reading arguments, calling, and naming what went wrong.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use stockade_core::{Error, ErrorCode, ExitStatus, Limits, Result, Span};
 use wasmtime::component::{Component, Type, Val, types::ComponentItem};
@@ -46,7 +46,7 @@ impl Callee {
         mode: Mode,
     ) -> Result<Self> {
         let unfit = |error: &dyn std::fmt::Display| invalid(format!("the module {error}"));
-        let binary = check::binary(bytes).map_err(|error| unfit(&error))?;
+        let binary = check::binary(bytes.into()).map_err(|error| unfit(&error))?;
         let kind = check::look(&binary).map_err(|error| unfit(&error))?;
         let lacking = || Error::new(ErrorCode::Unavailable, "instantiate", "no virtual machine");
         let machine = shared.machines.get(mode).ok_or_else(lacking)?;
@@ -105,6 +105,11 @@ impl Callee {
             cpu_time: Span::from(self.store.data().meter.cpu_time()),
             fuel: left.map(|left| self.limits.fuel.unwrap_or(u64::MAX).saturating_sub(left)),
         })
+    }
+
+    /// Where it is told how it ended.
+    pub(super) fn ended(&self) -> Arc<OnceLock<ExitStatus>> {
+        Arc::clone(&self.store.data().ended)
     }
 
     pub(super) fn capture(&mut self) -> Result<Image> {
@@ -256,7 +261,10 @@ fn demand(expected: usize, given: usize) -> Result<()> {
 
 /// What ended a call that did not return: a limit by its name, or the signal the same mistake brings.
 fn ended(phase: Phase, error: &wasmtime::Error, store: &Store<State>) -> Error {
-    let (code, message) = match run::judge(phase, error, &store.data().meter) {
+    let status = run::judge(phase, error, &store.data().meter);
+    // The first end is the end.
+    let _ = store.data().ended.set(status.clone());
+    let (code, message) = match status {
         ExitStatus::LimitExceeded(limit) => {
             (ErrorCode::TooLarge, format!("it went beyond its {limit} limit"))
         }

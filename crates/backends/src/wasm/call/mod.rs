@@ -5,9 +5,9 @@ mod callee;
 mod exports;
 mod image;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use stockade_core::{Error, ErrorCode, Limits, Result, Span};
+use stockade_core::{Error, ErrorCode, ExitStatus, Limits, Result, Span};
 use tokio::sync::{mpsc, oneshot, watch};
 pub use wasmtime::component::Val;
 
@@ -52,6 +52,7 @@ enum Request {
 pub struct Instance {
     requests: mpsc::Sender<Request>,
     killed: watch::Sender<bool>,
+    ended: Arc<OnceLock<ExitStatus>>,
 }
 
 impl Wasm {
@@ -82,11 +83,9 @@ impl Wasm {
             Error::new(ErrorCode::System, "instantiate", "no thread for it").source(error)
         })?;
         // Compiling cannot be interrupted, so that this is the one thing that is timed from outside.
-        let instance = Instance { requests, killed };
-        match within(wall_time, "instantiate", made).await {
-            Ok(made) => made.map_err(|_| gone("instantiate"))??,
-            Err(late) => return Err(late),
-        }
+        let mut instance = Instance { requests, killed, ended: Arc::default() };
+        let made = within(wall_time, "instantiate", made).await?;
+        instance.ended = made.map_err(|_| gone("instantiate"))??;
         Ok(instance)
     }
 }
@@ -97,7 +96,7 @@ async fn serve(
     limits: Limits,
     deterministic: bool,
     mut queue: mpsc::Receiver<Request>,
-    ready: oneshot::Sender<Result<()>>,
+    ready: oneshot::Sender<Result<Arc<OnceLock<ExitStatus>>>>,
 ) {
     let mode = Mode::of(deterministic, limits.fuel);
     let mut callee = match Callee::make(&shared, bytes, limits, mode).await {
@@ -105,7 +104,7 @@ async fn serve(
         // Whoever asked may be gone.
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let _ = ready.send(Ok(()));
+    let _ = ready.send(Ok(callee.ended()));
     while let Some(request) = queue.recv().await {
         let ended = match request {
             Request::Call(name, arguments, reply) => {
@@ -168,6 +167,11 @@ impl Instance {
         let (reply, answer) = oneshot::channel();
         self.send(Request::BringBack(image.clone(), reply)).await?;
         answer.await.map_err(|_| gone("restore"))?
+    }
+
+    /// How it ended, if a call did that to it; one that took too long was ended from outside.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.ended.get().cloned()
     }
 
     async fn ask(&self, function: &str, arguments: Arguments) -> Result<Answer> {
