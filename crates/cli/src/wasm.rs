@@ -126,7 +126,8 @@ async fn admitted(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Resul
         tenant: settings.tenant.clone().unwrap_or_default(),
         ..SandboxSpec::default()
     };
-    admit(&spec, &backend.probe().await).map_err(|refusals| Error::refused("wasm call", refusals))
+    admit(&spec, &backend.probe().await)
+        .map_err(|refusals| Error::refused("wasm call", Some(registry::WASM), refusals))
 }
 
 /// What is recorded as having been called.
