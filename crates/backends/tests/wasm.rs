@@ -248,33 +248,6 @@ async fn what_would_show_private_files_is_refused_as_a_workspace_and_as_a_mount(
 }
 
 #[tokio::test]
-async fn a_snapshot_keeps_holes_and_comes_back_whole() {
-    let (engine, state) = engine(Settings::default()).await;
-    let work = state.path().join("work");
-    std::fs::create_dir(&work).unwrap();
-    std::fs::write(work.join("holed"), "begin").unwrap();
-    let holed = std::fs::OpenOptions::new().write(true).open(work.join("holed")).unwrap();
-    holed.set_len(1 << 30).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&holed, b"middle", 1 << 29).unwrap();
-    let workspace = Workspace::Local(HostPath::try_from(work.clone()).unwrap());
-    let id = engine.create(SandboxSpec { workspace, ..spec() }).await.unwrap();
-    let sandbox = engine.sandbox(&id).unwrap();
-    let snapshot = sandbox.snapshot(SnapshotKind::Files).await.unwrap();
-    std::fs::remove_file(work.join("holed")).unwrap();
-    std::fs::write(work.join("later"), "").unwrap();
-    sandbox.restore(&snapshot).await.unwrap();
-    assert!(!work.join("later").exists());
-    let back = std::fs::File::open(work.join("holed")).unwrap();
-    let found = back.metadata().unwrap();
-    assert_eq!(found.len(), 1 << 30);
-    assert!(found.blocks() < 1000, "{found:?}");
-    let mut text = [0; 6];
-    std::os::unix::fs::FileExt::read_exact_at(&back, &mut text, 1 << 29).unwrap();
-    assert_eq!(&text, b"middle");
-    engine.destroy(&id).await.unwrap();
-}
-
-#[tokio::test]
 async fn a_call_that_nobody_waits_for_is_held_to_its_time() {
     let wasm = Wasm::default();
     let short = Limits { wall_time: Some(Span::millis(300)), ..limits() };

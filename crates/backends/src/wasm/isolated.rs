@@ -12,8 +12,8 @@ use bytes::Bytes as Data;
 use sha2::{Digest as _, Sha256};
 use stockade_core::{
     Admitted, Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files,
-    HostPath, Limits, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec, Signal,
-    SnapshotId, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    HostPath, Limits, Parts, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
+    Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 
 use super::body::{Body, environment};
@@ -25,7 +25,7 @@ use super::relay::{Relay, relay};
 use super::report::{HOME, Order};
 use super::sandbox::Programs;
 use super::workshop::{self, Source, Walls, Worker, mount};
-use super::{NAME, find, snapshot};
+use super::{NAME, find};
 use crate::linux;
 
 /// What a worker takes beside its program: its own code, the program's, its threads and files.
@@ -295,12 +295,12 @@ impl Sandbox for IsolatedSandbox {
         Ok(&self.floor.body.files)
     }
 
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        self.floor.body.snapshot(kind).await
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.floor.body.snapshot(kind, into).await
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        snapshot::bring_back(&self.floor.body.tree, snapshot).await
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.floor.body.restore(from).await
     }
 
     async fn pause(&self) -> Result<()> {

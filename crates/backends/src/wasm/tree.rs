@@ -23,6 +23,8 @@ const PREFIX: &str = "stockade-wasm-";
 /// Where they lie, the first that can be written to: the same for every process, whatever its environment
 /// says, so that each finds what another has left. Everybody's, so that the owner tells whose is whose.
 const BASES: [&str; 2] = ["/tmp", "/var/tmp"];
+/// How many places are not mounts.
+const OWN: usize = 2;
 /// Where temporary files lie.
 pub(super) const TEMPORARY: &str = "/tmp";
 
@@ -50,7 +52,7 @@ impl Tree {
         let cache = cache.and_then(|cache| cache.canonicalize().ok());
         bases.iter().chain(&cache).try_for_each(|kept| exposed(spec, kept))?;
         let private = private(&bases, id).map_err(unusable)?;
-        for part in ["workspace", "tmp", "snapshots"] {
+        for part in ["workspace", "tmp"] {
             let made = DirBuilder::new().mode(0o700).create(private.join(part));
             made.map_err(unusable)?;
         }
@@ -64,6 +66,11 @@ impl Tree {
             places.push(Place::open("mounts", mount.target.as_str(), source, mount.read_only)?);
         }
         Ok(Self { private, places })
+    }
+
+    /// Those that are the sandbox's own: the workspace and what is temporary.
+    pub(super) fn own(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter().take(OWN)
     }
 
     pub(super) fn workspace(&self) -> &Place {
