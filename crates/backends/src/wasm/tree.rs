@@ -146,17 +146,21 @@ fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
 
 /// The sandboxes of this user that have one.
 pub(super) fn ids() -> Vec<SandboxId> {
-    let own = rustix::process::geteuid().as_raw();
     let entries = bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
-    let ours = entries
-        .filter(|entry| entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own));
+    let ours = entries.filter(|entry| is_own(entry.metadata()));
     ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok())
         .collect()
 }
 
-/// Removes what is there of one.
+fn is_own(found: io::Result<fs::Metadata>) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    found.is_ok_and(|found| found.is_dir() && found.uid() == own)
+}
+
+/// Removes what is there of one. What another user has put there under its name is no part of it.
 pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    let mut paths = bases().map(|base| base.join(format!("{PREFIX}{id}")));
+    let paths = bases().map(|base| base.join(format!("{PREFIX}{id}")));
+    let mut paths = paths.filter(|path| is_own(fs::symlink_metadata(path)));
     let removed = paths.try_for_each(|path| stockade_launcher::clear(&path));
     removed.map_err(|error| {
         left_behind(&NAME, id, "its private directory cannot be removed").source(error)
