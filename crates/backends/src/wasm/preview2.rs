@@ -137,7 +137,8 @@ impl Pollable for Metered {
 impl OutputStream for Metered {
     fn write(&mut self, bytes: Data) -> StreamResult<()> {
         if !self.account.take_disk(bytes.len() as u64) {
-            let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+            // By its number: that is what a program is told it by.
+            let full = std::io::Error::from(rustix::io::Errno::NOSPC);
             return Err(StreamError::LastOperationFailed(full.into()));
         }
         self.inner.write(bytes)
