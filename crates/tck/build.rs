@@ -10,11 +10,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"], &[])?;
     println!("cargo::rustc-env=STOCKADE_PROBE={}", probe.display());
     let here = std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no crate")?);
-    for (name, directory) in
-        [("STOCKADE_WASM_PROBE", "probe-wasm"), ("STOCKADE_WASI_CALLS", "wasi-calls")]
-    {
+    for (name, directory) in [
+        ("STOCKADE_WASM_PROBE", "probe-wasm"),
+        ("STOCKADE_WASI_CALLS", "wasi-calls"),
+        ("STOCKADE_WASI_FILES", "wasi-files"),
+    ] {
         println!("cargo::rustc-env={name}={}", wasm(&here.join(directory), directory)?.display());
     }
+    println!("cargo::rustc-env=STOCKADE_WASI_COMPONENT={}", component("wasi-files")?.display());
     println!("cargo::rustc-check-cfg=cfg(no_vm)");
     println!("cargo::rustc-check-cfg=cfg(no_runsc)");
     println!("cargo::rerun-if-env-changed=CI");
@@ -37,6 +40,25 @@ fn has_machine() -> bool {
     let mut names = boot.filter_map(|entry| entry.file_name().into_string().ok());
     let kernel = names.any(|name| name.starts_with("vmlinuz-") && name.ends_with("-cloud-amd64"));
     kernel && programs.iter().all(|program| Path::new(program).exists())
+}
+
+/// A command that was built, as a component: behind the adapter from preview 1 to preview 2.
+fn component(name: &str) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
+    use wasi_preview1_component_adapter_provider::{
+        WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
+    };
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no directory")?);
+    let module = std::fs::read(out.join(format!("{name}.wasm")))?;
+    let out = out.join(format!("{name}-component.wasm"));
+    let made = match module.is_empty() {
+        true => Vec::new(),
+        false => wit_component::ComponentEncoder::default()
+            .module(&module)?
+            .adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER)?
+            .encode()?,
+    };
+    std::fs::write(&out, made)?;
+    Ok(out)
 }
 
 /// C as a WebAssembly command, by the distribution's compiler. An empty file where there is none.

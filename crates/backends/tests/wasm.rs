@@ -4,9 +4,10 @@
 #![cfg(feature = "wasm")]
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use stockade_backends::wasm::call::Val;
 use stockade_backends::wasm::{Settings, Wasm};
@@ -181,15 +182,80 @@ async fn compiled_code_is_kept_and_a_tampered_entry_is_made_anew() {
     assert_eq!(ran().await, Ending::Exited(5));
     let path = entry(&cache);
     let whole = std::fs::read(&path).unwrap();
-    let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+    // Taking it leaves a mark, and making it anew would leave another file.
+    let before = std::fs::metadata(&path).unwrap().ino();
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+    std::fs::File::open(&path).unwrap().set_modified(long_ago).unwrap();
     assert_eq!(ran().await, Ending::Exited(5));
-    assert!(std::fs::metadata(&path).unwrap().modified().unwrap() >= modified);
+    let after = std::fs::metadata(&path).unwrap();
+    assert!(after.ino() == before && after.modified().unwrap() > long_ago, "{after:?}");
     let mut changed = whole.clone();
     let at = changed.len() / 2;
     changed[at] ^= 0x40;
     std::fs::write(&path, &changed).unwrap();
     assert_eq!(ran().await, Ending::Exited(5));
     assert_eq!(std::fs::read(&path).unwrap(), whole);
+}
+
+#[tokio::test]
+async fn a_call_that_the_host_cannot_make_sense_of_ends_a_program_that_had_started() {
+    // It writes from a memory that it does not show.
+    let module = r#"(module
+        (import "wasi_snapshot_preview1" "fd_write"
+            (func $write (param i32 i32 i32 i32) (result i32)))
+        (memory 1)
+        (func (export "_start")
+            (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))))"#;
+    let (engine, _state) = engine(Settings::default().with_module("m", module)).await;
+    let (outcome, _) = run(&engine, spec(), Command::program(["m"])).await;
+    assert_eq!(outcome.ending, Ending::Signalled(Signal(6)));
+}
+
+#[tokio::test]
+async fn memory_that_was_not_had_after_all_is_not_counted() {
+    // More than it says itself that it takes, four times; what it may have is there after that.
+    let module = r#"(module (memory 1 3) (func (export "_start") (local $left i32)
+        (local.set $left (i32.const 4))
+        (loop
+            (if (i32.ne (memory.grow (i32.const 200)) (i32.const -1)) (then (unreachable)))
+            (br_if 0 (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))
+        (if (i32.ne (memory.grow (i32.const 2)) (i32.const 1)) (then (unreachable)))))"#;
+    let (engine, _state) = engine(Settings::default().with_module("m", module)).await;
+    let mut spec = spec();
+    spec.limits.memory = Some(Bytes::mib(16));
+    let (outcome, _) = run(&engine, spec, Command::program(["m"])).await;
+    assert_eq!(outcome.ending, Ending::Exited(0));
+}
+
+#[tokio::test]
+async fn what_would_show_private_files_is_refused_as_a_workspace_and_as_a_mount() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    std::fs::create_dir(&cache).unwrap();
+    let settings = Settings::default().cached(&cache).with_module("p", PRINTS);
+    let (engine, _state) = engine(settings).await;
+    for shown in ["/", "/tmp", "/var/tmp", dir.path().to_str().unwrap()] {
+        let source = HostPath::try_from(Path::new(shown).to_owned()).unwrap();
+        let mount =
+            Mount { source: source.clone(), target: "/shown".parse().unwrap(), read_only: true };
+        let mounted = SandboxSpec { mounts: vec![mount], ..spec() };
+        let worked = SandboxSpec { workspace: Workspace::Local(source), ..spec() };
+        for spec in [mounted, worked] {
+            let error = engine.run(spec, Command::program(["p"])).await.unwrap_err();
+            assert!(error.to_string().contains("private files"), "{shown}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_nobody_waits_for_is_held_to_its_time() {
+    let wasm = Wasm::default();
+    let short = Limits { wall_time: Some(Span::millis(300)), ..limits() };
+    let instance = wasm.instantiate(COUNTS.into(), &short, false).await.unwrap();
+    let spinning = tokio::time::timeout(Duration::from_millis(1), instance.call("spin", &[]));
+    assert!(spinning.await.is_err());
+    let gone = instance.call("next", &[]).await.unwrap_err();
+    assert_eq!(gone.code(), ErrorCode::Gone, "{gone}");
 }
 
 fn limits() -> Limits {

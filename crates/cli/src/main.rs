@@ -5,6 +5,7 @@ mod args;
 mod asking;
 mod attend;
 mod audit;
+mod called;
 mod capture;
 mod cli;
 mod command;

@@ -82,6 +82,9 @@ pub fn wasm(state: Option<&Path>, isolation: Isolation) -> Wasm {
     })
 }
 
+/// The backend that runs WebAssembly.
+pub const WASM: BackendName = wasm::NAME;
+
 /// Whether the programs of one are WebAssembly, which the kit has to know.
 pub fn runs_wasm(name: &BackendName) -> bool {
     *name == wasm::NAME

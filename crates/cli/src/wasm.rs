@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use stockade_backends::wasm::call::{Answer, Instance};
+use stockade_backends::wasm::Wasm;
+use stockade_backends::wasm::call::Answer;
 use stockade_core::{
-    BackendChoice, Bytes, Command, Error, ErrorCode, Image, Limits, Result, Run, SandboxSpec, Span,
-    Workspace,
+    Admitted, Backend, BackendChoice, Bytes, Command, Error, ErrorCode, Feature, Image, Limits,
+    Result, Run, SandboxSpec, Span, Workspace, admit,
 };
 
 use crate::args::existing;
+use crate::called::Record;
 use crate::config::Settings;
 use crate::printer::Printer;
 use crate::registry::{self, Isolation};
@@ -73,17 +75,38 @@ struct Listed {
 /// Does what was asked.
 pub async fn wasm(args: WasmArgs, printer: &Printer) -> Result<i32> {
     let Verb::Call(args) = args.verb;
-    let instance = instantiate(&args, printer).await?;
+    let bytes = std::fs::read(&args.file).map_err(|error| {
+        let message = format!("`{}` cannot be read", args.file.display());
+        Error::new(ErrorCode::NotFound, "wasm call", message)
+            .remedy("name a module or component: a file that you may read")
+            .source(error)
+    })?;
+    let settings = Settings::load(None, printer)?;
+    let backend = registry::wasm(None, Isolation::Declined);
+    let admitted = admitted(&args, &settings, &backend).await?;
+    let limits = *admitted.limits();
+    let record = Record::open(&settings, admitted, command(&args)).await?;
+    let made = backend.instantiate(bytes, &limits, args.deterministic);
+    let instance = match printer.patiently("compiling", made).await {
+        Ok(instance) => instance,
+        Err(error) => {
+            record.close(None, Err(&error)).await?;
+            return Err(error);
+        }
+    };
     let Some(function) = &args.function else {
-        let listed = Listed { functions: instance.functions().await? };
+        let functions = instance.functions().await;
+        record.close(Some(&instance), functions.as_ref().map(|_| None)).await?;
+        let listed = Listed { functions: functions? };
         match printer.is_json() {
             true => printer.json(&listed),
             false => printer.data(&lines(&listed.functions)),
         }
         return Ok(0);
     };
-    let answer = instance.call_text(function, &args.arguments).await?;
-    let called = called(answer)?;
+    let answer = instance.call_text(function, &args.arguments).await;
+    record.close(Some(&instance), answer.as_ref().map(Some)).await?;
+    let called = called(answer?)?;
     match printer.is_json() {
         true => printer.json(&called),
         false => printer.data(&lines(&called.values)),
@@ -91,17 +114,27 @@ pub async fn wasm(args: WasmArgs, printer: &Printer) -> Result<i32> {
     Ok(0)
 }
 
-async fn instantiate(args: &CallArgs, printer: &Printer) -> Result<Instance> {
-    let bytes = std::fs::read(&args.file).map_err(|error| {
-        let message = format!("`{}` cannot be read", args.file.display());
-        Error::new(ErrorCode::Invalid, "wasm call", message).source(error)
-    })?;
+/// What is asked for, held against what there is, as for any execution.
+async fn admitted(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Result<Admitted> {
     let own =
         Limits { fuel: args.fuel, memory: args.mem, wall_time: args.timeout, ..Limits::default() };
-    let settings = Settings::load(None, printer)?;
-    let limits = own.or(settings.limits).or(Limits::defaults());
-    let backend = registry::wasm(None, Isolation::Declined);
-    printer.patiently("compiling", backend.instantiate(bytes, &limits, args.deterministic)).await
+    let spec = SandboxSpec {
+        backend: BackendChoice::Named(registry::WASM),
+        image: Image::Wasm(existing("FILE", &args.file)?),
+        limits: own.or(settings.limits),
+        deterministic: args.deterministic,
+        tenant: settings.tenant.clone().unwrap_or_default(),
+        ..SandboxSpec::default()
+    };
+    admit(&spec, &backend.probe().await)
+        .map_err(|refusals| Error::refused("wasm call", Some(registry::WASM), refusals))
+}
+
+/// What is recorded as having been called.
+fn command(args: &CallArgs) -> Vec<String> {
+    let file = args.file.display().to_string();
+    let named = args.function.iter().chain(&args.arguments).cloned();
+    [file].into_iter().chain(named).collect()
 }
 
 fn called(answer: Answer) -> Result<Called> {
@@ -128,6 +161,11 @@ pub fn recognise(spec: &mut SandboxSpec, command: &mut Command) -> Result<()> {
         BackendChoice::Named(name) => registry::runs_wasm(name),
     };
     if spec.image != Image::Host || !suits || !is_module(program) {
+        return Ok(());
+    }
+    if spec.without.contains(&Feature::HostImage) {
+        // It is a path inside the sandbox, or the name of a module that the backend knows.
+        spec.backend = BackendChoice::Named(registry::WASM);
         return Ok(());
     }
     let Some(path) = on_host(spec, program) else {

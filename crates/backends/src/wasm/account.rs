@@ -3,24 +3,47 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use stockade_core::EffectiveLimits;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
+
+use super::ledger::Ledger;
+
+/// What a new name costs on disk, however little it holds.
+pub(super) const ENTRY: u64 = 4096;
 
 /// A sandbox's account.
 pub(super) struct Account {
     memory_left: AtomicU64,
-    disk_left: AtomicU64,
+    disk: Disk,
     paused: watch::Sender<bool>,
+    /// Held to read while a path is looked at and opened, and to write while one is given another
+    /// meaning: so that what was looked at is what is opened.
+    pub names: RwLock<()>,
+}
+
+/// What may still be written to disk.
+enum Disk {
+    Own(AtomicU64),
+    /// With other processes.
+    Shared(Ledger),
 }
 
 impl Account {
+    /// An account that only this process knows.
     pub(super) fn new(limits: &EffectiveLimits) -> Self {
-        let left = |limit: Option<stockade_core::Bytes>| {
-            AtomicU64::new(limit.map_or(u64::MAX, |limit| limit.0))
-        };
+        Self::with(limits, Disk::Own(AtomicU64::new(limits.disk.map_or(u64::MAX, |most| most.0))))
+    }
+
+    /// One whose disk is shared with other processes.
+    pub(super) fn shared(limits: &EffectiveLimits, ledger: Ledger) -> Self {
+        Self::with(limits, Disk::Shared(ledger))
+    }
+
+    fn with(limits: &EffectiveLimits, disk: Disk) -> Self {
         Self {
-            memory_left: left(limits.memory),
-            disk_left: left(limits.disk),
+            memory_left: AtomicU64::new(limits.memory.map_or(u64::MAX, |most| most.0)),
+            disk,
             paused: watch::Sender::new(false),
+            names: RwLock::new(()),
         }
     }
 
@@ -35,23 +58,23 @@ impl Account {
 
     /// Takes room for that much on disk, or none.
     pub(super) fn take_disk(&self, bytes: u64) -> bool {
-        take(&self.disk_left, bytes)
+        match &self.disk {
+            Disk::Own(left) => take(left, bytes),
+            // A number that cannot be read leaves no room.
+            Disk::Shared(ledger) => {
+                bytes == 0 || ledger.change(|left| left.checked_sub(bytes)).unwrap_or(false)
+            }
+        }
     }
 
     /// Gives back what was not written after all.
     pub(super) fn give_disk(&self, bytes: u64) {
-        give(&self.disk_left, bytes);
-    }
-
-    /// What may still be written.
-    pub(super) fn disk_left(&self) -> u64 {
-        self.disk_left.load(Ordering::SeqCst)
-    }
-
-    /// Notes what another process has written on this account.
-    pub(super) fn spend_disk(&self, bytes: u64) {
-        let spent = |left: u64| Some(left.saturating_sub(bytes));
-        let _ = self.disk_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, spent);
+        match &self.disk {
+            Disk::Own(left) => give(left, bytes),
+            Disk::Shared(_) if bytes == 0 => {}
+            // What cannot be given back counts as written.
+            Disk::Shared(ledger) => drop(ledger.change(|left| Some(left.saturating_add(bytes)))),
+        }
     }
 
     pub(super) fn pause(&self, paused: bool) {
@@ -72,4 +95,28 @@ fn take(left: &AtomicU64, bytes: u64) -> bool {
 fn give(left: &AtomicU64, bytes: u64) {
     let given = |left: u64| Some(left.saturating_add(bytes));
     let _ = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, given);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stockade_core::{Bytes, Limits};
+
+    #[test]
+    fn accounts_with_one_ledger_have_no_more_together_than_one_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        Ledger::make(&path, 100).unwrap();
+        let limits = Limits { memory: Some(Bytes(10)), ..Limits::default() };
+        let account = || Account::shared(&limits, Ledger::open(&path).unwrap());
+        let (one, two) = (account(), account());
+        assert!(one.take_disk(60));
+        assert!(!two.take_disk(60));
+        assert!(two.take_disk(30));
+        one.give_disk(20);
+        // One that is gone without a word has taken what it took.
+        drop(one);
+        assert!(two.take_disk(30));
+        assert!(!account().take_disk(1));
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, EnvName, Error, ErrorCode, Image, Parts, Result, SandboxId, SnapshotKind,
     StartFailure,
@@ -13,6 +14,7 @@ use stockade_core::{
 use super::account::Account;
 use super::files::TreeFiles;
 use super::find::{self, Start};
+use super::program::Given;
 use super::tree::{TEMPORARY, Tree};
 use super::{NAME, Shared, snapshot};
 
@@ -50,7 +52,7 @@ async fn on_files(
 impl Body {
     pub(super) fn new(id: &SandboxId, admitted: &Admitted, shared: Arc<Shared>) -> Result<Self> {
         let spec = admitted.spec();
-        let tree = Arc::new(Tree::make(id, spec)?);
+        let tree = Arc::new(Tree::make(id, spec, shared.library.directory())?);
         Ok(Self {
             id: id.clone(),
             deterministic: spec.deterministic,
@@ -65,16 +67,16 @@ impl Body {
 
     /// The bytes of the program that a name means. Without a directory it is the image's, or one that
     /// was given to the backend; any other is a path of the sandbox.
-    pub(super) fn program(&self, start: &Start<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
+    pub(super) fn program(&self, start: &Start<'_>, name: &str) -> Result<Given, StartFailure> {
         if name.contains('/') {
-            return find::program(&self.tree, start, name);
+            return find::program(&self.tree, start, name).map(given);
         }
-        if let Some(bytes) = self.shared.modules.get(name) {
-            return Ok(bytes.to_vec());
+        if let Some(module) = self.shared.modules.get(name) {
+            return Ok(module.clone());
         }
         match &self.image {
             Image::Wasm(path) if is_called(path.as_path(), name) => {
-                find::on_host(path.as_path(), name)
+                find::on_host(path.as_path(), name).map(given)
             }
             Image::Wasm(_)
             | Image::Host
@@ -93,6 +95,10 @@ impl Body {
         let (tree, from, most) = (Arc::clone(&self.tree), from.clone(), self.most);
         on_files("restore", move || snapshot::bring_back(&tree, &from, most)).await
     }
+}
+
+fn given(bytes: Vec<u8>) -> Given {
+    Data::from(bytes).into()
 }
 
 /// Whether a file is meant by this name, with its extension or without.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::OFlags;
 use sha2::{Digest as _, Sha256};
 
 use super::code::Trusted;
@@ -17,7 +18,7 @@ use super::program::Hash;
 /// What all entries may take together.
 const MOST: u64 = 1 << 30;
 /// The largest entry that is read.
-const LARGEST: u64 = 512 << 20;
+pub(super) const LARGEST: u64 = 512 << 20;
 const MAGIC: &[u8; 8] = b"stkwasm1";
 const CODE: usize = 32;
 /// The block of the hash function, for which the key is padded.
@@ -55,7 +56,7 @@ impl Cache {
     /// The code of a program, if it was kept and nobody has touched it since.
     pub(super) fn find(&self, machine: &str, hash: &Hash) -> Option<Trusted> {
         let path = self.path(machine, hash);
-        let entry = read(&path).ok()?;
+        let entry = read(&path, LARGEST).ok()?;
         let Some(code) = self.authentic(&name(&path), &entry) else {
             // Whatever it is, it is not ours: it is made anew.
             let _ = fs::remove_file(&path);
@@ -136,36 +137,23 @@ impl Cache {
         }
         Ok(())
     }
-
-    /// Copies an entry to a place that is shown to somebody who may read it.
-    pub(super) fn share(&self, machine: &str, hash: &Hash, at: &Path) -> io::Result<()> {
-        let path = self.path(machine, hash);
-        // A copy, not a link: what is shown may be read by others, and the entry may not.
-        match fs::copy(&path, at) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            copied => copied.map(drop),
-        }
-    }
 }
 
-/// What an entry holds behind its code of authenticity.
-pub(super) fn payload(entry: &[u8]) -> Option<&[u8]> {
-    entry.strip_prefix(MAGIC)?.get(CODE..)
-}
-
-/// A whole entry.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
+/// A whole regular file of at most this size. It is looked at when it is open, and opening it waits for
+/// nobody: whoever put it there may put something else in its place.
+pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(CAREFULLY).open(path)?;
     let found = file.metadata()?;
-    if !found.is_file() || found.len() > LARGEST {
+    if !found.is_file() || found.len() > most {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut entry = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0));
-    file.take(LARGEST).read_to_end(&mut entry)?;
+    file.take(most).read_to_end(&mut entry)?;
     Ok(entry)
 }
 
-const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+/// Follows no link and waits for nobody.
+const CAREFULLY: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
 
 fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
@@ -188,7 +176,7 @@ fn key(path: &Path) -> io::Result<[u8; 32]> {
     {
         make_key(path)?;
     }
-    let mut file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
+    let mut file = OpenOptions::new().read(true).custom_flags(CAREFULLY).open(path)?;
     let found = file.metadata()?;
     let own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
     if !own || found.len() != 32 {
@@ -218,7 +206,7 @@ mod tests {
     use super::*;
 
     fn code(cache: &Cache, hash: &Hash) -> Option<Vec<u8>> {
-        cache.find("m", hash).map(|code| code.bytes().to_vec())
+        cache.find("m", hash).map(Trusted::into_bytes)
     }
 
     #[test]

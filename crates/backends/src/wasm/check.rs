@@ -1,5 +1,6 @@
 //! Looking at a module before anything is compiled: what would cost more than it may is refused by name.
 
+use bytes::Bytes as Data;
 use wasmparser::{Parser, Payload};
 
 /// The largest file that is taken for a program.
@@ -10,8 +11,10 @@ const LARGEST_TEXT: usize = 16 << 20;
 const FUNCTIONS: u64 = 200_000;
 /// The most code in one function: compiling takes more than proportionally longer.
 const FUNCTION: usize = 4 << 20;
-/// The most entries of a table to begin with.
+/// The most entries of a table.
 pub(super) const TABLE: u64 = 100_000;
+/// The most memories and the most tables of one module.
+pub(super) const PARTS: u32 = 16;
 /// How deep components lie in each other.
 const DEPTH: usize = 16;
 
@@ -36,7 +39,7 @@ pub(super) enum Kind {
 }
 
 /// The binary form of what was given.
-pub(super) fn binary(given: Vec<u8>) -> Result<Vec<u8>, Unfit> {
+pub(super) fn binary(given: Data) -> Result<Data, Unfit> {
     if given.starts_with(b"\0asm") {
         return Ok(given);
     }
@@ -47,7 +50,7 @@ pub(super) fn binary(given: Vec<u8>) -> Result<Vec<u8>, Unfit> {
         return Err(Unfit::TooMuch(format!("has more than {LARGEST_TEXT} bytes of text")));
     }
     match wat::parse_bytes(&given) {
-        Ok(binary) => Ok(binary.into_owned()),
+        Ok(binary) => Ok(binary.into_owned().into()),
         Err(error) => Err(Unfit::Malformed(first_line(&error.to_string()))),
     }
 }
@@ -77,7 +80,13 @@ pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
                     wasmparser::Encoding::Component => Kind::Component,
                 });
             }
+            Payload::MemorySection(memories) if memories.count() > PARTS => {
+                return Err(Unfit::TooMuch(format!("has more than {PARTS} memories")));
+            }
             Payload::TableSection(tables) => {
+                if tables.count() > PARTS {
+                    return Err(Unfit::TooMuch(format!("has more than {PARTS} tables")));
+                }
                 for table in tables {
                     if table.map_err(malformed)?.ty.initial > TABLE {
                         return Err(Unfit::TooMuch(format!(

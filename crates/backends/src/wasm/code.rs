@@ -16,8 +16,8 @@ impl Trusted {
     }
 
     /// The bytes themselves, to be handed on.
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0
     }
 }
 

@@ -1,7 +1,7 @@
 //! The virtual machine: how programs are compiled, what they may import, and the clock that interrupts
 //! them. One for each way of compiling, made when it is first needed.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use wasmtime::component::Linker as ComponentLinker;
@@ -9,12 +9,14 @@ use wasmtime::{
     Config, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig, WasmFeatures,
 };
 
-use super::check::TABLE;
+use super::check::{PARTS, TABLE};
 use super::state::State;
 use super::{preview1, preview2};
 
 /// How often a running program is interrupted to look whether it may go on.
 pub(super) const TICK: Duration = Duration::from_millis(5);
+/// How many ticks the clock goes on when nobody runs any more.
+const LINGER: u32 = 40;
 /// What a program's own calls may take of its stack.
 const STACK: usize = 1 << 20;
 /// The same with room for what the host does on it.
@@ -23,8 +25,8 @@ const WHOLE_STACK: usize = STACK + (1 << 20);
 /// How many instances there may be at once in one process. Address space, not memory.
 const INSTANCES: u32 = 4096;
 const MEMORIES: u32 = 2048;
-/// The largest memory of an instance; the sandbox's own limit is below it.
-const LARGEST_MEMORY: usize = 4 << 30;
+/// The largest memory of an instance, with a pool or without.
+pub(super) const LARGEST_MEMORY: usize = 4 << 30;
 
 /// What is added to the code of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,22 +86,27 @@ pub(super) struct Machine {
 /// Every way of compiling, each made at most once.
 pub(super) struct Machines {
     supply: Supply,
-    made: [OnceLock<Option<Arc<Machine>>>; 3],
+    made: [Mutex<Option<Arc<Machine>>>; 3],
 }
 
 impl Machines {
     pub(super) fn new(supply: Supply) -> Self {
-        Self { supply, made: [const { OnceLock::new() }; 3] }
+        Self { supply, made: Default::default() }
     }
 
-    /// The machine of a mode; nothing where the processor or the system does not suit it.
+    /// The machine of a mode; nothing where the processor or the system does not suit it, or does not
+    /// just now.
     pub(super) fn get(&self, mode: Mode) -> Option<Arc<Machine>> {
         let at = match mode {
             Mode::Plain => 0,
             Mode::Counted => 1,
             Mode::Fixed => 2,
         };
-        self.made[at].get_or_init(|| Machine::new(mode, self.supply).ok().map(Arc::new)).clone()
+        let mut made = self.made[at].lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_none() {
+            *made = Machine::new(mode, self.supply).ok().map(Arc::new);
+        }
+        made.clone()
     }
 }
 
@@ -110,7 +117,7 @@ impl Machine {
         let engine = pooled.or_else(|_| Engine::new(&config(mode, Supply::Single)))?;
         let core = preview1::linker(&engine)?;
         let component = preview2::linker(&engine)?;
-        let ticker = Ticker::start(engine.clone());
+        let ticker = Ticker::start(engine.clone())?;
         Ok(Self { engine, mode, core, component, ticker })
     }
 
@@ -155,6 +162,8 @@ fn pool() -> PoolingAllocationConfig {
         .total_tables(INSTANCES)
         .total_stacks(MEMORIES)
         .max_memory_size(LARGEST_MEMORY)
+        .max_memories_per_module(PARTS)
+        .max_tables_per_module(PARTS)
         .table_elements(usize::try_from(TABLE).unwrap_or(usize::MAX))
         .max_core_instance_size(8 << 20)
         .max_component_instance_size(8 << 20)
@@ -166,10 +175,17 @@ fn pool() -> PoolingAllocationConfig {
     pool
 }
 
-/// Counts up while any program runs, and rests while none does.
+/// Counts up while any program runs and for a while after, and rests while none does. It is woken only
+/// from its rest: waking it for each of many short programs would cost more than they do.
 struct Ticker {
-    running: Mutex<usize>,
+    state: Mutex<Ticking>,
     wake: Condvar,
+}
+
+#[derive(Default)]
+struct Ticking {
+    running: usize,
+    resting: bool,
 }
 
 /// One program that runs.
@@ -182,39 +198,51 @@ impl Drop for Running {
 }
 
 impl Ticker {
-    fn start(engine: Engine) -> Arc<Self> {
-        let ticker = Arc::new(Self { running: Mutex::new(0), wake: Condvar::new() });
+    /// Without it nothing would ever be interrupted: where it cannot be had there is no machine.
+    fn start(engine: Engine) -> std::io::Result<Arc<Self>> {
+        let ticker = Arc::new(Self { state: Mutex::default(), wake: Condvar::new() });
         let weak = Arc::downgrade(&ticker);
-        // Without it nothing is ever interrupted: a program that is started waits for it then.
-        let _ = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("wasm-clock".into())
             .stack_size(64 << 10)
-            .spawn(move || tick(&weak, &engine));
-        ticker
+            .spawn(move || tick(&weak, &engine))?;
+        Ok(ticker)
     }
 
-    fn lock(&self) -> MutexGuard<'_, usize> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ticking> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn active(&self, change: isize) {
-        let mut running = self.lock();
-        *running = running.saturating_add_signed(change);
-        if *running == 1 && change > 0 {
+        let mut state = self.lock();
+        state.running = state.running.saturating_add_signed(change);
+        if change > 0 && state.resting {
+            state.resting = false;
             self.wake.notify_one();
         }
+    }
+
+    /// Rests if nobody runs. For a moment only, so that a machine that is gone takes its clock with it.
+    fn rest(&self) -> bool {
+        let mut state = self.lock();
+        if state.running > 0 {
+            state.resting = false;
+            return false;
+        }
+        state.resting = true;
+        let _ = self.wake.wait_timeout(state, Duration::from_secs(1));
+        true
     }
 }
 
 fn tick(ticker: &Weak<Ticker>, engine: &Engine) {
+    let mut idle = 0;
     while let Some(ticker) = ticker.upgrade() {
-        let running = ticker.lock();
-        if *running == 0 {
-            // For a moment only, so that a machine that is gone takes its clock with it.
-            let _ = ticker.wake.wait_timeout(running, Duration::from_secs(1));
+        let running = ticker.lock().running > 0;
+        idle = if running { 0 } else { idle + 1 };
+        if idle > LINGER && ticker.rest() {
             continue;
         }
-        drop(running);
         drop(ticker);
         std::thread::sleep(TICK);
         engine.increment_epoch();

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 use stockade_core::{Command, SandboxPath, StartFailure};
 
@@ -17,7 +18,7 @@ use super::tree::{Place, Tree};
 pub(super) struct Start<'t> {
     pub place: &'t Place,
     pub rest: String,
-    pub dir: OwnedFd,
+    pub dir: Arc<OwnedFd>,
 }
 
 /// The directory a command starts in.
@@ -27,7 +28,7 @@ pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, 
     let path: SandboxPath = given.parse().map_err(|_| bad())?;
     let (place, rest) = tree.locate(&path).ok_or_else(bad)?;
     let dir = beneath(place, &rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| bad())?;
-    Ok(Start { place, rest, dir })
+    Ok(Start { place, rest, dir: Arc::new(dir) })
 }
 
 /// The bytes of a program that is named by a path.
@@ -48,9 +49,11 @@ pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<
 
 /// The bytes of a program of the host.
 pub(super) fn on_host(path: &Path, name: &str) -> Result<Vec<u8>, StartFailure> {
-    let file = File::open(path)
+    // What is not a file is refused when it is looked at; opening it must wait for nobody.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = openat(CWD, path, flags, Mode::empty())
         .map_err(|error| StartFailure::NotFound(format!("`{name}` cannot be read: {error}")))?;
-    contents(file.into(), name)
+    contents(file, name)
 }
 
 fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {

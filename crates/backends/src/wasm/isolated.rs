@@ -8,23 +8,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
+use bytes::Bytes as Data;
+use sha2::{Digest as _, Sha256};
 use stockade_core::{
-    Admitted, Backend, Bytes, Command, EffectiveLimits, EnvName, Error, ErrorCode, ExitStatus,
-    Files, HostPath, Limits, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
-    SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    Admitted, Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files,
+    HostPath, Limits, Parts, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
+    Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 
 use super::body::{Body, environment};
-use super::cache::Cache;
+use super::cache::{Cache, hex};
 use super::engine::Mode;
-use super::process::{self, Inside};
+use super::ledger::{self, Ledger};
+use super::process::{self, Inside, Present};
 use super::relay::{Relay, relay};
 use super::report::{HOME, Order};
 use super::sandbox::Programs;
-use super::workshop::{self, Worker, mount};
+use super::workshop::{self, Source, Walls, Worker, mount};
 use super::{NAME, find};
 use crate::linux;
-use crate::native::Native;
 
 /// What a worker takes beside its program: its own code, the program's, its threads and files.
 const MEMORY: u64 = 512 << 20;
@@ -35,12 +37,6 @@ const STARTING: u64 = 2000;
 
 const STOP: Signal = Signal(19);
 const CONTINUE: Signal = Signal(18);
-
-/// Native walls, and who works in them.
-pub(super) struct Walls {
-    pub native: Arc<Native>,
-    pub worker: Worker,
-}
 
 /// A sandbox with a second wall.
 pub(super) struct IsolatedSandbox {
@@ -55,6 +51,7 @@ struct Floor {
     inner: Arc<dyn Sandbox>,
     /// Where code is kept if the backend has no cache.
     own_cache: Option<Cache>,
+    disk_is_bounded: bool,
     next: AtomicU32,
     controls: Mutex<Vec<Weak<dyn ProcessControl>>>,
 }
@@ -62,7 +59,7 @@ struct Floor {
 impl IsolatedSandbox {
     pub(super) async fn new(body: Body, admitted: &Admitted, walls: Arc<Walls>) -> Result<Self> {
         let private = &body.tree.private;
-        furnish(private, body.tree.workspace().host.as_path()).map_err(|error| {
+        furnish(private, &body.tree.workspace().host, admitted.limits()).map_err(|error| {
             Error::new(ErrorCode::System, "create", "its private directory cannot be furnished")
                 .backend(NAME)
                 .source(error)
@@ -73,8 +70,15 @@ impl IsolatedSandbox {
             Some(_) => None,
             None => Cache::open(&private.join("cache")).ok(),
         };
-        let next = AtomicU32::new(0);
-        let floor = Floor { body, walls, inner, own_cache, next, controls: Mutex::default() };
+        let floor = Floor {
+            body,
+            walls,
+            inner,
+            own_cache,
+            disk_is_bounded: admitted.limits().disk.is_some(),
+            next: AtomicU32::new(0),
+            controls: Mutex::default(),
+        };
         Ok(Self { floor: Arc::new(floor), programs: Programs::default() })
     }
 
@@ -84,16 +88,20 @@ impl IsolatedSandbox {
 }
 
 /// The directories that only walls make use of. The guest stands for whoever owns the workspace.
-fn furnish(private: &Path, workspace: &Path) -> std::io::Result<()> {
+fn furnish(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::io::Result<()> {
     let owner = fs::metadata(workspace)?;
     for (name, mode) in [("code", 0o755), ("answers", 0o700)] {
         let path = private.join(name);
         DirBuilder::new().mode(mode).create(&path)?;
     }
+    let mut given = vec![private.join("answers"), private.join("tmp")];
+    if let Some(disk) = limits.disk {
+        let path = private.join("answers").join(ledger::NAME);
+        Ledger::make(&path, disk.0)?;
+        given.push(path);
+    }
     if rustix::process::geteuid().is_root() {
-        for name in ["answers", "tmp"] {
-            chown(private.join(name), Some(owner.uid()), Some(owner.gid()))?;
-        }
+        given.iter().try_for_each(|path| chown(path, Some(owner.uid()), Some(owner.gid())))?;
     }
     Ok(())
 }
@@ -160,10 +168,10 @@ impl Floor {
                 let _ = inside.exit.send(ExitStatus::Signalled(Signal::KILL).into());
                 return;
             }
-            started = self.start(number, &command, &limits) => started,
+            started = self.start(number, &command, &limits, &inside.present) => started,
         };
-        let process = match started {
-            Ok(process) => process,
+        let (process, order) = match started {
+            Ok(started) => started,
             Err(failure) => {
                 let _ = inside.exit.send(ExitStatus::StartFailed(failure).into());
                 return;
@@ -175,7 +183,7 @@ impl Floor {
             controls.push(Arc::downgrade(&process.control));
         }
         let answer = self.answers().join(number.to_string());
-        relay(Relay { process, inside, answer, account: Arc::clone(&self.body.account) }).await;
+        relay(Relay { process, order, inside, answer }).await;
     }
 
     fn answers(&self) -> PathBuf {
@@ -187,57 +195,57 @@ impl Floor {
         number: u32,
         command: &Command,
         limits: &EffectiveLimits,
-    ) -> Result<Process, StartFailure> {
+        present: &Present,
+    ) -> Result<(Process, Data), StartFailure> {
         let body = &self.body;
-        let (bytes, start) = {
+        let (given, start) = {
             let start = find::start(&body.tree, command)?;
             let name = command.argv().first().cloned().unwrap_or_default();
             let at = body.tree.places.iter().position(|place| std::ptr::eq(place, start.place));
             (body.program(&start, &name)?, (at.unwrap_or(0), start.rest))
         };
         let mode = Mode::of(body.deterministic, limits.fuel);
-        let digest = self.code(mode, &command.argv(), bytes).await?;
-        let order = self.order(number, limits, mode, digest, start);
-        let order = serde_json::to_string(&order)
-            .map_err(|error| StartFailure::NoResources(error.to_string()))?;
-        let args = ["run".to_owned(), order].into_iter().chain(command.argv());
-        let mut outer = self.walls.worker.command(args);
-        outer.env = environment(&command.env)
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.parse::<EnvName>().ok()?, value)))
-            .collect();
-        outer.stdin = match command.stdin {
-            Stdin::None => Stdin::None,
-            Stdin::Bytes(_) | Stdin::Stream => Stdin::Stream,
-        };
+        let argv = command.argv();
+        let name = argv.first().map_or("", String::as_str);
+        let source = Source { mode, name, given, present: present.clone() };
+        let code = self.code(number, source).await?;
+        let env = environment(&command.env);
+        let order = Order { argv, env, ..self.order(number, limits, mode, code, start) };
+        let order = order.frame().map_err(|error| StartFailure::NoResources(error.to_string()))?;
+        // Its own environment stays empty: what the program is given means nothing to it.
+        let mut outer = self.walls.worker.command(["run".to_owned()]);
+        outer.stdin = Stdin::Stream;
         // The worker holds its program to its time; the walls hold the worker to a little more.
         let cpu_time = limits.cpu_time.map(|most| Span::millis(most.as_millis() + STARTING));
         let spawned = self.inner.spawn(&outer, &Limits { cpu_time, ..*limits }).await;
-        spawned.map_err(|error| StartFailure::NoResources(format!("no worker: {error}")))
+        match spawned {
+            Ok(process) => Ok((process, order.into())),
+            Err(error) => Err(StartFailure::NoResources(format!("no worker: {error}"))),
+        }
     }
 
-    /// The code of the program, in the directory that the worker sees.
-    async fn code(
-        &self,
-        mode: Mode,
-        argv: &[String],
-        bytes: Vec<u8>,
-    ) -> Result<String, StartFailure> {
+    /// The code of the program, by its digest in the directory that the worker sees.
+    async fn code(&self, number: u32, source: Source<'_>) -> Result<String, StartFailure> {
         let lacking = |what: String| StartFailure::NoResources(what);
-        let machine = self.body.shared.machines.get(mode);
+        let machine = self.body.shared.machines.get(source.mode);
         let key = machine.ok_or_else(|| lacking("no virtual machine".into()))?.key();
-        let name = argv.first().map_or("", String::as_str);
-        let Walls { native, worker } = self.walls.as_ref();
-        let cache = self.cache()?;
-        let code = workshop::code(native, worker, cache, &key, (mode, name, bytes)).await?;
-        let shown = self.body.tree.private.join("code").join(&code.digest);
-        if !shown.exists() {
-            cache
-                .share(&code.key, &code.hash, &shown)
-                .and_then(|()| fs::set_permissions(&shown, fs::Permissions::from_mode(0o644)))
-                .map_err(|error| lacking(format!("its code cannot be shown: {error}")))?;
+        let code = workshop::code(&self.walls, self.cache()?, &key, source).await?;
+        let digest = hex(&Sha256::digest(&code));
+        self.show(number, &digest, &code)
+            .map_err(|error| lacking(format!("its code cannot be shown: {error}")))?;
+        Ok(digest)
+    }
+
+    /// Whole or not at all: others may be starting the same program.
+    fn show(&self, number: u32, digest: &str, code: &[u8]) -> std::io::Result<()> {
+        let directory = self.body.tree.private.join("code");
+        let (shown, draft) = (directory.join(digest), directory.join(format!("draft{number}")));
+        if shown.exists() {
+            return Ok(());
         }
-        Ok(code.digest)
+        fs::write(&draft, code)?;
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o644))?;
+        fs::rename(&draft, &shown)
     }
 
     fn order(
@@ -254,13 +262,15 @@ impl Floor {
         };
         let places = self.body.tree.places.iter().enumerate();
         Order {
+            argv: Vec::new(),
+            env: Vec::new(),
             mode: mode.into(),
             code,
             answer: number.to_string(),
             places: places.map(|(n, place)| (place.at.clone(), path(n), place.read_only)).collect(),
             start,
             memory: limits.memory.map(|most| most.0),
-            disk: self.body.account.disk_left(),
+            disk: self.disk_is_bounded,
             open_files: limits.open_files,
             fuel: limits.fuel,
             cpu_time: limits.cpu_time.map(Span::as_millis),

@@ -14,6 +14,9 @@ mod files;
 mod find;
 mod fixed;
 mod isolated;
+mod ledger;
+mod names1;
+mod names2;
 mod preview1;
 mod preview2;
 mod probe;
@@ -46,13 +49,11 @@ pub use workshop::Worker;
 
 use body::Body;
 use engine::{Machines, Supply};
-use isolated::{IsolatedSandbox, Walls};
-use program::Library;
+use isolated::IsolatedSandbox;
+use program::{Given, Library};
 use sandbox::WasmSandbox;
 use threads::Threads;
-
-use crate::linux::private;
-use crate::native::Native;
+use workshop::Walls;
 
 /// The wasm backend's name.
 pub const NAME: BackendName = BackendName::literal("wasm");
@@ -62,7 +63,7 @@ struct Shared {
     machines: Machines,
     library: Library,
     threads: Threads,
-    modules: HashMap<String, Data>,
+    modules: HashMap<String, Given>,
 }
 
 /// The wasm backend.
@@ -152,9 +153,9 @@ impl Wasm {
             machines: Machines::new(supply),
             library: Library::new(cache),
             threads: Threads::default(),
-            modules,
+            modules: modules.into_iter().map(|(name, bytes)| (name, bytes.into())).collect(),
         };
-        let walls = worker.map(|worker| Walls { native: Arc::new(Native::new()), worker });
+        let walls = worker.map(Walls::new);
         Self {
             shared: Arc::new(shared),
             walls: walls.map(Arc::new),
@@ -176,7 +177,7 @@ impl Wasm {
             Ok(sandbox) => Ok(Live::Walled(Arc::new(sandbox))),
             // Only where the capabilities say so too.
             Err(_) if self.walls_may_lack && walls.native.probe().await.unavailable.is_some() => {
-                private::remove(&NAME, tree::PREFIX, id)?;
+                tree::remove(id)?;
                 Ok(Live::Here(Arc::new(WasmSandbox::new(body()?))))
             }
             Err(error) => Err(error.remedy("run it in this process with --no-isolate")),
@@ -192,7 +193,7 @@ impl Wasm {
         if let Some(walls) = &self.walls {
             walls.native.destroy(id).await?;
         }
-        private::remove(&NAME, tree::PREFIX, id)
+        tree::remove(id)
     }
 }
 
@@ -234,7 +235,7 @@ impl Backend for Wasm {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let own = self.sandboxes().keys().cloned().collect::<Vec<_>>();
-        let ids: BTreeSet<_> = private::ids(tree::PREFIX).into_iter().chain(own).collect();
+        let ids: BTreeSet<_> = tree::ids().into_iter().chain(own).collect();
         Ok(ids.into_iter().collect())
     }
 

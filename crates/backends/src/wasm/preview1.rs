@@ -9,13 +9,13 @@ use wiggle::{GuestMemory, GuestPtr};
 
 use stockade_core::Signal;
 
+use super::names1;
 use super::state::{State, Stop};
 
-const MODULE: &str = "wasi_snapshot_preview1";
+pub(super) const MODULE: &str = "wasi_snapshot_preview1";
 
 /// Error numbers of the interface.
-const TOO_MANY_FILES: i32 = 33;
-const NO_SPACE: i32 = 51;
+pub(super) const NO_SPACE: i32 = 51;
 const INVALID: i32 = 28;
 
 /// The clocks of the interface that the library does not have.
@@ -33,6 +33,7 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     let mut linker = Linker::new(engine);
     add_to_linker_async(&mut linker, |state: &mut State| &mut state.wasi)?;
     linker.allow_shadowing(true);
+    names1::link(&mut linker)?;
     files(&mut linker)?;
     writes(&mut linker)?;
     ends(&mut linker)?;
@@ -42,7 +43,9 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
 }
 
 /// The program's memory and state, as the library's functions want them.
-fn split<'a>(caller: &'a mut Caller<'_, State>) -> Result<(GuestMemory<'a>, &'a mut State)> {
+pub(super) fn split<'a>(
+    caller: &'a mut Caller<'_, State>,
+) -> Result<(GuestMemory<'a>, &'a mut State)> {
     let Some(Extern::Memory(memory)) = caller.get_export("memory") else {
         wasmtime::bail!("the module exports no memory");
     };
@@ -52,42 +55,8 @@ fn split<'a>(caller: &'a mut Caller<'_, State>) -> Result<(GuestMemory<'a>, &'a 
     Ok((GuestMemory::Unshared(data), state))
 }
 
-/// The number of open files is bounded.
+/// The number of open files is bounded; [`names1`] opens them.
 fn files(linker: &mut Linker<State>) -> Result<()> {
-    type Open = (i32, i32, i32, i32, i32, i64, i64, i32, i32);
-    linker.func_wrap_async(
-        MODULE,
-        "path_open",
-        |mut caller: Caller<'_, State>,
-         (dir, look, path, len, how, base, inherit, flags, out): Open| {
-            Box::new(async move {
-                let (mut memory, state) = split(&mut caller)?;
-                if state.descriptors.is_full() {
-                    return Ok(TOO_MANY_FILES);
-                }
-                let ctx = &mut state.wasi;
-                let errno = wasi::path_open(
-                    ctx,
-                    &mut memory,
-                    dir,
-                    look,
-                    path,
-                    len,
-                    how,
-                    base,
-                    inherit,
-                    flags,
-                    out,
-                )
-                .await?;
-                if errno == 0 {
-                    let number = memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?;
-                    state.descriptors.opened(number);
-                }
-                Ok(errno)
-            })
-        },
-    )?;
     linker.func_wrap_async(
         MODULE,
         "fd_close",

@@ -4,9 +4,7 @@ use bytes::Bytes as Data;
 use wasmtime::component::{Linker, LinkerInstance, Resource};
 use wasmtime::{Engine, Result, StoreContextMut};
 use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemView};
-use wasmtime_wasi::p2::bindings::filesystem::types::{
-    DescriptorFlags, ErrorCode, HostDescriptor, OpenFlags, PathFlags,
-};
+use wasmtime_wasi::p2::bindings::filesystem::types::{ErrorCode, HostDescriptor};
 use wasmtime_wasi::p2::{
     DynOutputStream, FsResult, OutputStream, Pollable, StreamError, StreamResult,
 };
@@ -15,6 +13,7 @@ use wasmtime_wasi::{WasiView, async_trait};
 use std::sync::Arc;
 
 use super::account::Account;
+use super::names2;
 use super::state::State;
 
 /// The interface whose functions use something up, as the library names it.
@@ -26,7 +25,7 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     linker.allow_shadowing(true);
     let mut files = linker.instance(FILES)?;
-    open(&mut files)?;
+    names2::link(&mut files)?;
     write(&mut files)?;
     streams(&mut files)?;
     linker.allow_shadowing(false);
@@ -34,31 +33,15 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
 }
 
 /// The error of an interface as its callers get it, or a trap.
-fn told<T>(state: &mut State, done: FsResult<T>) -> Result<std::result::Result<T, ErrorCode>> {
+pub(super) fn told<T>(
+    state: &mut State,
+    done: FsResult<T>,
+) -> Result<std::result::Result<T, ErrorCode>> {
     use wasmtime_wasi::p2::bindings::filesystem::types::Host;
     match done {
         Ok(value) => Ok(Ok(value)),
         Err(error) => state.filesystem().convert_error_code(error).map(Err),
     }
-}
-
-type Opened = std::result::Result<Resource<Descriptor>, ErrorCode>;
-
-fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
-    type Open = (Resource<Descriptor>, PathFlags, String, OpenFlags, DescriptorFlags);
-    files.func_wrap_async(
-        "[method]descriptor.open-at",
-        |mut store: StoreContextMut<'_, State>, (fd, look, path, how, flags): Open| {
-            Box::new(async move {
-                let state = store.data_mut();
-                if state.is_full() {
-                    return Ok((Opened::Err(ErrorCode::InsufficientMemory),));
-                }
-                let opened = state.filesystem().open_at(fd, look, path, how, flags).await;
-                Ok((told(state, opened)?,))
-            })
-        },
-    )
 }
 
 fn write(files: &mut LinkerInstance<'_, State>) -> Result<()> {
@@ -154,7 +137,8 @@ impl Pollable for Metered {
 impl OutputStream for Metered {
     fn write(&mut self, bytes: Data) -> StreamResult<()> {
         if !self.account.take_disk(bytes.len() as u64) {
-            let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+            // By its number: that is what a program is told it by.
+            let full = std::io::Error::from(rustix::io::Errno::NOSPC);
             return Err(StreamError::LastOperationFailed(full.into()));
         }
         self.inner.write(bytes)

@@ -1,5 +1,6 @@
 //! What this backend enforces here: measured by running a program.
 
+use bytes::Bytes as Data;
 use stockade_core::{Boundary, Capabilities, Feature, Support};
 
 use super::engine::Mode;
@@ -77,8 +78,9 @@ pub(super) fn measure(
     }
     let walled = walls.is_some() && missing.is_none();
     let machine = shared.machines.get(Mode::Plain);
-    let loads =
-        machine.is_some_and(|machine| shared.library.load(&machine, NOTHING.to_vec()).is_ok());
+    let loads = machine.is_some_and(|machine| {
+        shared.library.load(&machine, Data::from_static(NOTHING).into()).is_ok()
+    });
     if !loads {
         let reason = "no code can be compiled for this processor, or memory made executable";
         let remedy = "use a machine that lets programs make memory executable";

@@ -27,7 +27,10 @@ pub(super) struct Inside {
 }
 
 /// Held while anything of a program is left.
-pub(super) struct Present(#[allow(dead_code, reason = "only its end matters")] watch::Sender<()>);
+#[derive(Clone)]
+pub(super) struct Present(
+    #[allow(dead_code, reason = "only its end matters")] Arc<watch::Sender<()>>,
+);
 
 /// How a sandbox ends a program and sees that it is gone.
 #[derive(Clone)]
@@ -70,7 +73,7 @@ pub(super) fn pair(reads: bool) -> (Process, Inside, Handle) {
         input: reads.then_some(input_out),
         exit,
         killed: killed_out,
-        present: Present(present),
+        present: Present(Arc::new(present)),
     };
     (process, inside, handle)
 }

@@ -2,9 +2,10 @@
 //! warm for the next time.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use bytes::Bytes as Data;
 use sha2::{Digest as _, Sha256};
 use wasmtime::component::Component;
 use wasmtime::{InstancePre, Module};
@@ -21,6 +22,20 @@ const WARM: usize = 64;
 
 /// A digest of a program.
 pub(super) type Hash = [u8; 32];
+
+/// The bytes of a program, in binary or text form, with their digest.
+#[derive(Clone)]
+pub(super) struct Given {
+    pub bytes: Data,
+    pub hash: Hash,
+}
+
+impl From<Data> for Given {
+    fn from(bytes: Data) -> Self {
+        let hash = Sha256::digest(&bytes).into();
+        Self { bytes, hash }
+    }
+}
 
 /// A program that can be instantiated.
 pub(super) enum Program {
@@ -51,17 +66,22 @@ impl Library {
         self.cache.get_or_init(open).as_ref()
     }
 
+    /// Where it is kept, or would be.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
+    }
+
     fn warm(&self) -> MutexGuard<'_, Kept> {
         self.warm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program of these bytes, in binary or text form.
-    pub(super) fn load(&self, machine: &Machine, given: Vec<u8>) -> Result<Arc<Program>, Unfit> {
-        let hash: Hash = Sha256::digest(&given).into();
+    /// The program of these bytes.
+    pub(super) fn load(&self, machine: &Machine, given: Given) -> Result<Arc<Program>, Unfit> {
+        let Given { bytes, hash } = given;
         if let Some(program) = self.recall(machine.mode, &hash) {
             return Ok(program);
         }
-        let binary = check::binary(given)?;
+        let binary = check::binary(bytes)?;
         let program = Arc::new(self.prepare(machine, &binary, &hash)?);
         let mut warm = self.warm();
         warm.push_back((machine.mode, hash, Arc::clone(&program)));

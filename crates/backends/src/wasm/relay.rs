@@ -8,25 +8,25 @@ use bytes::Bytes as Data;
 use stockade_core::{Exit, ExitStatus, Process, ProcessControl, ProcessEvent};
 use tokio::sync::mpsc::Receiver;
 
-use super::account::Account;
 use super::process::Inside;
 use super::report::Answer;
 
 /// What is to be passed on.
 pub(super) struct Relay {
     pub process: Process,
+    /// What the worker is told before anything else.
+    pub order: Data,
     pub inside: Inside,
     /// Where the worker leaves its answer.
     pub answer: PathBuf,
-    pub account: Arc<Account>,
 }
 
 /// Passes everything on until the worker's end.
 pub(super) async fn relay(relay: Relay) {
-    let Relay { process, inside, answer, account } = relay;
+    let Relay { process, order, inside, answer } = relay;
     let Process { mut events, control } = process;
     let Inside { events: out, input, exit, mut killed, present } = inside;
-    let feeding = tokio::spawn(feed(Arc::clone(&control), input));
+    let feeding = tokio::spawn(feed(Arc::clone(&control), order, input));
     let ending = tokio::spawn({
         let control = Arc::clone(&control);
         async move {
@@ -48,18 +48,15 @@ pub(super) async fn relay(relay: Relay) {
     feeding.abort();
     ending.abort();
     drop(out);
-    let _ = exit.send(complete(ended, &answer, &account));
+    let _ = exit.send(complete(ended, &answer));
     drop(present);
 }
 
-fn complete(seen: Exit, path: &Path, account: &Account) -> Exit {
+fn complete(seen: Exit, path: &Path) -> Exit {
     let answer = Answer::read(path);
     let _ = std::fs::remove_file(path);
     match (answer, &seen.status) {
-        (Some(answer), _) => {
-            account.spend_disk(answer.disk);
-            answer.complete(seen)
-        }
+        (Some(answer), _) => answer.complete(seen),
         (None, ExitStatus::Exited(_)) => {
             ExitStatus::Lost("the worker ended without an answer".into()).into()
         }
@@ -73,13 +70,18 @@ fn complete(seen: Exit, path: &Path, account: &Account) -> Exit {
     }
 }
 
-async fn feed(control: Arc<dyn ProcessControl>, input: Option<Receiver<Data>>) {
-    let Some(mut input) = input else { return };
-    while let Some(data) = input.recv().await {
+async fn feed(control: Arc<dyn ProcessControl>, order: Data, input: Option<Receiver<Data>>) {
+    let mut next = Some(order);
+    let mut input = input;
+    while let Some(data) = next {
         // A program that has ended reads nothing more.
         if control.write_stdin(data).await.is_err() {
             return;
         }
+        next = match &mut input {
+            Some(input) => input.recv().await,
+            None => None,
+        };
     }
     let _ = control.close_stdin().await;
 }

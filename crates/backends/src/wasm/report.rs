@@ -1,6 +1,8 @@
-//! What a worker is told and what it answers. The answer is guest input: a worker that was taken over
+//! What a worker is told and what it answers. The order comes first on its input: it holds the program's
+//! environment, which is nobody else's to see, and which must not become the worker's own. The answer is guest input: a worker that was taken over
 //! says what it likes, and is believed about its own end only.
 
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -12,11 +14,15 @@ use super::engine::Mode;
 pub(super) const HOME: &str = "/stockade";
 /// The longest answer that is read.
 const LONGEST: u64 = 16 << 10;
+/// The longest order that is read.
+const LONGEST_ORDER: u64 = 64 << 20;
 
-/// What a worker is to run, beside the program's arguments and environment.
+/// What a worker is to run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Order {
+    pub argv: Vec<String>,
+    pub env: Vec<(String, String)>,
     pub mode: Way,
     /// The digest of the code in [`HOME`], which must be that and no other.
     pub code: String,
@@ -28,11 +34,37 @@ pub(super) struct Order {
     /// Where it starts: a path in one of them.
     pub start: (usize, String),
     pub memory: Option<u64>,
-    pub disk: u64,
+    /// Whether what is written is bounded, by a [`super::ledger`] among the answers.
+    pub disk: bool,
     pub open_files: Option<u32>,
     pub fuel: Option<u64>,
     /// Processor time, in milliseconds.
     pub cpu_time: Option<u64>,
+}
+
+impl Order {
+    /// As it goes over the worker's input: its length, then itself. What follows is the program's.
+    pub(super) fn frame(&self) -> io::Result<Vec<u8>> {
+        let text = serde_json::to_vec(self)?;
+        let length = text.len() as u64;
+        if length > LONGEST_ORDER {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok([&length.to_le_bytes()[..], &text].concat())
+    }
+
+    /// Reads one, and not a byte of what follows it.
+    pub(super) fn receive(mut from: impl Read) -> io::Result<Self> {
+        let mut length = [0; 8];
+        from.read_exact(&mut length)?;
+        let length = u64::from_le_bytes(length);
+        if length > LONGEST_ORDER {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut text = Vec::new();
+        from.take(length).read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
 }
 
 /// How a program was compiled.
@@ -71,8 +103,6 @@ pub(super) struct Answer {
     pub ending: Told,
     pub peak_memory: u64,
     pub fuel: Option<u64>,
-    /// What it has written to disk.
-    pub disk: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,29 +112,26 @@ pub(super) enum Told {
     Signalled(u8),
     Limit(LimitKind),
     NotStarted(StartFailure),
+    Lost(String),
 }
 
 impl Answer {
     /// The answer to how a program ended.
-    pub(super) fn of(exit: &Exit, disk: u64) -> Self {
+    pub(super) fn of(exit: &Exit) -> Self {
         let ending = match &exit.status {
             ExitStatus::Exited(code) => Told::Exited(u8::try_from(*code & 0xff).unwrap_or(0)),
             ExitStatus::Signalled(signal) => Told::Signalled(u8::try_from(signal.0).unwrap_or(9)),
             ExitStatus::LimitExceeded(limit) => Told::Limit(*limit),
             ExitStatus::StartFailed(failure) => Told::NotStarted(failure.clone()),
-            ExitStatus::Lost(why) => Told::NotStarted(StartFailure::NoResources(why.clone())),
+            ExitStatus::Lost(why) => Told::Lost(why.clone()),
         };
         let peak_memory = exit.peak_memory.map_or(0, |peak| peak.0);
-        Self { ending, peak_memory, fuel: exit.fuel, disk }
+        Self { ending, peak_memory, fuel: exit.fuel }
     }
 
     /// The answer in a file, if there is one and it is whole. Follows no link.
     pub(super) fn read(path: &Path) -> Option<Self> {
-        let found = std::fs::symlink_metadata(path).ok()?;
-        if !found.is_file() || found.len() > LONGEST {
-            return None;
-        }
-        serde_json::from_slice(&super::cache::read(path).ok()?).ok()
+        serde_json::from_slice(&super::cache::read(path, LONGEST).ok()?).ok()
     }
 
     /// Puts it into what the walls themselves saw of the end.
@@ -128,6 +155,7 @@ impl From<Told> for ExitStatus {
             Told::Signalled(_) => Self::Lost("the worker names no signal".into()),
             Told::Limit(limit) => Self::LimitExceeded(limit),
             Told::NotStarted(failure) => Self::StartFailed(failure),
+            Told::Lost(why) => Self::Lost(why),
         }
     }
 }

@@ -21,7 +21,7 @@ const RESOURCES: usize = 100_000;
 
 /// A directory of the host, as a program sees it. Open already: a path could lead elsewhere by now.
 pub(super) struct Opening {
-    pub dir: OwnedFd,
+    pub dir: Arc<OwnedFd>,
     pub at: String,
     pub read_only: bool,
 }
@@ -57,7 +57,7 @@ pub(super) async fn run(
     };
     let status = match done {
         Ok(Ok(code)) => ExitStatus::Exited(code),
-        Ok(Err(error)) => judge(&error, &store.data().meter),
+        Ok(Err((phase, error))) => judge(phase, &error, &store.data().meter),
         Err(status) => status,
     };
     let left = store.get_fuel().ok().filter(|_| machine.mode.counts());
@@ -78,7 +78,10 @@ pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFa
         .map_err(|error| StartFailure::NoResources(short(&error)))?;
     let meter = Meter::start(account, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
-    let mut store = Store::new(&machine.engine, State { wasi, meter, descriptors, fixed });
+    let mut store = Store::new(
+        &machine.engine,
+        State { wasi, meter, descriptors, fixed, ended: Arc::default() },
+    );
     store.data_mut().ctx().table.set_max_capacity(RESOURCES);
     store.limiter(|state| &mut state.meter);
     if machine.mode.counts() {
@@ -132,23 +135,33 @@ fn wasi(
     Ok(builder.build_p1())
 }
 
-async fn drive(store: &mut Store<State>, program: &Program) -> Result<i32, Error> {
+/// How far a program has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// It is being put together.
+    Making,
+    /// It runs.
+    Running,
+}
+
+async fn drive(store: &mut Store<State>, program: &Program) -> Result<i32, (Phase, Error)> {
+    let (making, running) = (|error| (Phase::Making, error), |error| (Phase::Running, error));
     match program {
         Program::Core(module) => {
-            let instance = module.instantiate_async(&mut *store).await?;
-            let start = instance.get_typed_func::<(), ()>(&mut *store, "_start")?;
-            start.call_async(store, ()).await.map(|()| 0)
+            let instance = module.instantiate_async(&mut *store).await.map_err(making)?;
+            let start = instance.get_typed_func::<(), ()>(&mut *store, "_start").map_err(making)?;
+            start.call_async(store, ()).await.map(|()| 0).map_err(running)
         }
         Program::Component(component) => {
-            let command = component.instantiate_async(&mut *store).await?;
-            let ran = command.wasi_cli_run().call_run(store).await?;
+            let command = component.instantiate_async(&mut *store).await.map_err(making)?;
+            let ran = command.wasi_cli_run().call_run(store).await.map_err(running)?;
             Ok(i32::from(ran.is_err()))
         }
     }
 }
 
 /// How a program ended that did not return.
-pub(super) fn judge(error: &Error, meter: &Meter) -> ExitStatus {
+pub(super) fn judge(phase: Phase, error: &Error, meter: &Meter) -> ExitStatus {
     if let Some(stop) = error.downcast_ref::<Stop>() {
         return match *stop {
             Stop::Exit(code) => ExitStatus::Exited(code & 0xff),
@@ -159,9 +172,11 @@ pub(super) fn judge(error: &Error, meter: &Meter) -> ExitStatus {
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return ExitStatus::Exited(exit.0 & 0xff);
     }
-    match error.downcast_ref::<Trap>() {
-        Some(trap) => trapped(*trap, meter),
-        None => ExitStatus::StartFailed(StartFailure::NoResources(short(error))),
+    match (error.downcast_ref::<Trap>(), phase) {
+        (Some(trap), _) => trapped(*trap, meter),
+        (None, Phase::Making) => ExitStatus::StartFailed(StartFailure::NoResources(short(error))),
+        // A call that the host cannot make sense of ends a program as its own mistakes do.
+        (None, Phase::Running) => trapped(Trap::UnreachableCodeReached, meter),
     }
 }
 

@@ -20,6 +20,7 @@ use super::process::{self, Handle, Inside};
 use super::program::Program;
 use super::run::{self, Job, Opening};
 use super::streams::{Inlet, Outlet};
+use super::tree::Place;
 use crate::linux::running::left_behind;
 
 /// How long a program may take to end that was told to; compiling cannot be interrupted.
@@ -56,14 +57,22 @@ impl Programs {
 
     /// Ends every program and waits until they are gone (C-30).
     pub(super) async fn end(&self, id: &SandboxId) -> Result<()> {
+        self.end_within(END_DEADLINE, id).await
+    }
+
+    async fn end_within(&self, deadline: Duration, id: &SandboxId) -> Result<()> {
         self.ended.store(true, Ordering::SeqCst);
-        let running = std::mem::take(&mut *self.lock());
+        // They stay known until they are gone: whoever asks again must not be told that nothing is left.
+        let running = self.lock().clone();
         running.iter().for_each(Handle::kill);
-        for handle in running {
-            let ended = tokio::time::timeout(END_DEADLINE, handle.gone()).await;
-            ended.map_err(|_| left_behind(&NAME, id, "a program does not end"))?;
-        }
-        Ok(())
+        let all = async {
+            for handle in running {
+                handle.gone().await;
+            }
+        };
+        let ended = tokio::time::timeout(deadline, all).await;
+        self.lock().retain(|handle| !handle.is_gone());
+        ended.map_err(|_| left_behind(&NAME, id, "a program does not end"))
     }
 }
 
@@ -183,13 +192,10 @@ impl Plan {
         let machine = body.shared.machines.get(mode).ok_or_else(unsuited)?;
         let program = body.shared.library.load(&machine, bytes);
         let program = program.map_err(|unfit| find::refused(name, &unfit))?;
-        let openings = self.openings(start).map_err(|error| {
-            StartFailure::NoResources(format!("its directories cannot be opened: {error}"))
-        })?;
         let job = Job {
             env: environment(&self.command.env),
             argv,
-            openings,
+            openings: self.openings(start),
             limits: self.limits,
             account: Arc::clone(&body.account),
             streams,
@@ -197,15 +203,16 @@ impl Plan {
         Ok(Prepared { machine, program, job })
     }
 
-    fn openings(&self, start: Start<'_>) -> std::io::Result<Vec<Opening>> {
-        let mut openings = Vec::new();
-        for place in &self.body.tree.places {
-            let dir = place.dir.try_clone()?;
-            openings.push(Opening { dir, at: place.at.clone(), read_only: place.read_only });
-        }
+    fn openings(&self, start: Start<'_>) -> Vec<Opening> {
+        let opening = |place: &Place| Opening {
+            dir: Arc::clone(&place.dir),
+            at: place.at.clone(),
+            read_only: place.read_only,
+        };
+        let mut openings: Vec<_> = self.body.tree.places.iter().map(opening).collect();
         // Last: of two that fit a relative path alike, programs take the one they saw later.
         openings.push(Opening { dir: start.dir, at: ".".into(), read_only: start.place.read_only });
-        Ok(openings)
+        openings
     }
 }
 
@@ -216,5 +223,24 @@ async fn taken_away(private: &Path) -> ExitStatus {
         if !private.exists() {
             return ExitStatus::Lost("its sandbox was taken away".into());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_does_not_end_is_told_of_each_time() {
+        let programs = Programs::default();
+        let id: SandboxId = "stuck".parse().unwrap();
+        let (_process, inside, handle) = process::pair(false);
+        programs.note(&id, handle).unwrap();
+        for _ in 0..2 {
+            let error = programs.end_within(Duration::from_millis(1), &id).await.unwrap_err();
+            assert!(error.to_string().contains("does not end"), "{error}");
+        }
+        drop(inside);
+        programs.end_within(Duration::from_secs(20), &id).await.unwrap();
     }
 }

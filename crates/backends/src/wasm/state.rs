@@ -2,17 +2,19 @@
 //! functions and the engine's own hooks decide by it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use stockade_core::{LimitKind, Signal};
+use stockade_core::{ExitStatus, LimitKind, Signal};
 use wasmtime::{ResourceLimiter, Result};
 use wasmtime_wasi::filesystem::Descriptor;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{WasiCtxView, WasiView};
 
 use super::account::Account;
+use super::check::TABLE;
+use super::engine::LARGEST_MEMORY;
 
 /// What an element of a table takes.
 const ELEMENT: u64 = 16;
@@ -29,6 +31,8 @@ pub(super) struct State {
     pub descriptors: Descriptors,
     /// Whether nothing of the host's time may be seen.
     pub fixed: bool,
+    /// How it ended, for who asks afterwards.
+    pub ended: Arc<OnceLock<ExitStatus>>,
 }
 
 impl WasiView for State {
@@ -146,8 +150,22 @@ impl Meter {
         self.refused
     }
 
-    fn grow(&mut self, more: u64) -> bool {
-        let granted = self.account.take_memory(more);
+    /// Whether something may grow. Decided as a whole before anything is taken: what was granted and
+    /// fails in the machine, for want of the host's memory, is given back when the program ends.
+    fn grow(
+        &mut self,
+        (now, then): (usize, usize),
+        most: Option<usize>,
+        largest: usize,
+        unit: u64,
+    ) -> bool {
+        // The bound is the same where instances come from a pool that has one and where they do not.
+        if then <= largest && most.is_some_and(|most| then > most) {
+            // Its own bound, which it was compiled with: no limit of the sandbox's.
+            return false;
+        }
+        let more = (then.saturating_sub(now) as u64).saturating_mul(unit);
+        let granted = then <= largest && self.account.take_memory(more);
         if granted {
             self.held += more;
             self.peak = self.peak.max(self.held);
@@ -164,12 +182,13 @@ impl Drop for Meter {
 }
 
 impl ResourceLimiter for Meter {
-    fn memory_growing(&mut self, now: usize, then: usize, _most: Option<usize>) -> Result<bool> {
-        Ok(self.grow(then.saturating_sub(now) as u64))
+    fn memory_growing(&mut self, now: usize, then: usize, most: Option<usize>) -> Result<bool> {
+        Ok(self.grow((now, then), most, LARGEST_MEMORY, 1))
     }
 
-    fn table_growing(&mut self, now: usize, then: usize, _most: Option<usize>) -> Result<bool> {
-        Ok(self.grow((then.saturating_sub(now) as u64).saturating_mul(ELEMENT)))
+    fn table_growing(&mut self, now: usize, then: usize, most: Option<usize>) -> Result<bool> {
+        let largest = usize::try_from(TABLE).unwrap_or(usize::MAX);
+        Ok(self.grow((now, then), most, largest, ELEMENT))
     }
 
     fn instances(&self) -> usize {

@@ -2,11 +2,12 @@
 //! between them. Private ones lie in a directory named after the sandbox, so that whoever comes later
 //! finds and removes it.
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_core::{
@@ -15,10 +16,13 @@ use stockade_core::{
 
 use super::NAME;
 use crate::linux::paths::{self, resolve};
-use crate::linux::private;
+use crate::linux::running::left_behind;
 
 /// What the names of private directories begin with.
-pub(super) const PREFIX: &str = "stockade-wasm-";
+const PREFIX: &str = "stockade-wasm-";
+/// Where they lie, the first that can be written to: the same for every process, whatever its environment
+/// says, so that each finds what another has left. Everybody's, so that the owner tells whose is whose.
+const BASES: [&str; 2] = ["/tmp", "/var/tmp"];
 /// How many places are not mounts.
 const OWN: usize = 2;
 /// Where temporary files lie.
@@ -28,7 +32,7 @@ pub(super) const TEMPORARY: &str = "/tmp";
 pub(super) struct Place {
     pub at: String,
     pub host: PathBuf,
-    pub dir: OwnedFd,
+    pub dir: Arc<OwnedFd>,
     pub read_only: bool,
 }
 
@@ -41,11 +45,14 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Makes what is private and opens what is not. What was made is removed by [`remove`].
-    pub(super) fn make(id: &SandboxId, spec: &SandboxSpec) -> Result<Self> {
-        let base = private::base().map_err(unusable)?;
-        exposed(spec, &base)?;
-        let private = private::path(&base, PREFIX, id);
-        for part in ["", "workspace", "tmp"] {
+    ///
+    /// `cache` is where compiled code lies, if anywhere: with its key, and so not for any guest to see.
+    pub(super) fn make(id: &SandboxId, spec: &SandboxSpec, cache: Option<&Path>) -> Result<Self> {
+        let bases: Vec<PathBuf> = bases().collect();
+        let cache = cache.and_then(|cache| cache.canonicalize().ok());
+        bases.iter().chain(&cache).try_for_each(|kept| exposed(spec, kept))?;
+        let private = private(&bases, id).map_err(unusable)?;
+        for part in ["workspace", "tmp"] {
             let made = DirBuilder::new().mode(0o700).create(private.join(part));
             made.map_err(unusable)?;
         }
@@ -93,7 +100,7 @@ impl Place {
         let dir = openat(CWD, &host, flags, Mode::empty()).map_err(|errno| {
             paths::unusable(&NAME, field, &host, "is not a directory").source(errno)
         })?;
-        Ok(Self { at: normal(at), host, dir, read_only })
+        Ok(Self { at: normal(at), host, dir: Arc::new(dir), read_only })
     }
 }
 
@@ -119,24 +126,69 @@ fn workspace(spec: &SandboxSpec, private: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Private files must not lie where the guest of another sandbox could reach them.
-fn exposed(spec: &SandboxSpec, base: &Path) -> Result<()> {
-    let workspace = match &spec.workspace {
-        Workspace::Local(path) => resolve(&NAME, "workspace", path)?,
-        Workspace::Ephemeral | Workspace::Overlay(_) => return Ok(()),
-    };
-    if !base.starts_with(&workspace) {
-        return Ok(());
+/// The bases there are, without any symbolic link in the way.
+fn bases() -> impl Iterator<Item = PathBuf> {
+    BASES.into_iter().filter_map(|base| fs::canonicalize(base).ok())
+}
+
+/// Makes the private directory of a sandbox.
+fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
+    let mut failed = io::Error::from(io::ErrorKind::NotFound);
+    for base in bases {
+        let path = base.join(format!("{PREFIX}{id}"));
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) => failed = error,
+        }
     }
-    let what = format!("holds `{}`, where private files lie", base.display());
-    Err(paths::unusable(&NAME, "workspace", &workspace, &what)
-        .remedy("choose a smaller workspace, or point TMPDIR elsewhere"))
+    Err(failed)
+}
+
+/// The sandboxes of this user that have one.
+pub(super) fn ids() -> Vec<SandboxId> {
+    let entries = bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
+    let ours = entries.filter(|entry| is_own(entry.metadata()));
+    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok())
+        .collect()
+}
+
+fn is_own(found: io::Result<fs::Metadata>) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    found.is_ok_and(|found| found.is_dir() && found.uid() == own)
+}
+
+/// Removes what is there of one. What another user has put there under its name is no part of it.
+pub(super) fn remove(id: &SandboxId) -> Result<()> {
+    let paths = bases().map(|base| base.join(format!("{PREFIX}{id}")));
+    let mut paths = paths.filter(|path| is_own(fs::symlink_metadata(path)));
+    let removed = paths.try_for_each(|path| stockade_launcher::clear(&path));
+    removed.map_err(|error| {
+        left_behind(&NAME, id, "its private directory cannot be removed").source(error)
+    })
+}
+
+/// Private files must not lie where the guest of any sandbox could reach them.
+fn exposed(spec: &SandboxSpec, kept: &Path) -> Result<()> {
+    let workspace = match &spec.workspace {
+        Workspace::Local(path) => Some(("workspace", path)),
+        Workspace::Ephemeral | Workspace::Overlay(_) => None,
+    };
+    let mounts = spec.mounts.iter().map(|mount| ("mounts", &mount.source));
+    for (field, path) in workspace.into_iter().chain(mounts) {
+        let path = resolve(&NAME, field, path)?;
+        if kept.starts_with(&path) {
+            let what = format!("holds `{}`, where private files lie", kept.display());
+            return Err(paths::unusable(&NAME, field, &path, &what)
+                .remedy("choose a smaller directory, such as one below it"));
+        }
+    }
+    Ok(())
 }
 
 fn unusable(error: io::Error) -> Error {
-    let message = "the directory for temporary files cannot be written to";
+    let message = "its private directory cannot be made";
     Error::new(ErrorCode::System, "create", message)
         .backend(NAME)
-        .remedy("point TMPDIR to a directory that you may write to")
+        .remedy("make /tmp or /var/tmp a directory that you may write to")
         .source(error)
 }

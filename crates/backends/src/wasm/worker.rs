@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode as Access, OFlags, ResolveFlags, openat, openat2};
@@ -17,10 +17,11 @@ use super::account::Account;
 use super::check::{self, Kind, LARGEST, Unfit};
 use super::code::Trusted;
 use super::engine::{Machines, Supply};
+use super::ledger::Ledger;
 use super::program;
 use super::report::{Answer, HOME, Order, Way};
 use super::run::{self, Job, Opening};
-use super::{cache, find};
+use super::{cache, find, ledger};
 
 /// The worker's own exit codes; a program's is in its answer.
 const DONE: i32 = 0;
@@ -28,12 +29,12 @@ const MISUSED: i32 = 2;
 pub(super) const MALFORMED: i32 = 3;
 pub(super) const TOO_MUCH: i32 = 4;
 
-/// Does what the arguments say: `compile MODE`, or `run ORDER PROGRAM [ARGUMENT…]`. Answers the code to
-/// exit with.
+/// Does what the arguments say: `compile MODE`, or `run`, which reads its order from its input. Answers
+/// the code to exit with.
 pub fn worker(mut arguments: impl Iterator<Item = String>) -> i32 {
     match arguments.next().as_deref() {
         Some("compile") => arguments.next().map_or(MISUSED, |way| compile(&way)),
-        Some("run") => arguments.next().map_or(MISUSED, |order| run(&order, arguments.collect())),
+        Some("run") => Order::receive(std::io::stdin()).map_or(MISUSED, run),
         Some(_) | None => MISUSED,
     }
 }
@@ -45,7 +46,7 @@ fn compile(way: &str) -> i32 {
     if std::io::stdin().take(LARGEST + 1).read_to_end(&mut given).is_err() {
         return MISUSED;
     }
-    let compiled = check::binary(given).and_then(|binary| {
+    let compiled = check::binary(given.into()).and_then(|binary| {
         let kind = check::look(&binary)?;
         let machine = Machines::new(Supply::Single).get(way.into());
         let machine = machine.ok_or_else(|| Unfit::TooMuch("cannot be compiled here".into()))?;
@@ -79,46 +80,48 @@ pub(super) fn kind(tag: u8) -> Option<Kind> {
     }
 }
 
-fn run(order: &str, argv: Vec<String>) -> i32 {
-    let Ok(order) = serde_json::from_str::<Order>(order) else { return MISUSED };
+fn run(order: Order) -> i32 {
     let limits = Limits {
         memory: order.memory.map(Bytes),
-        disk: Some(Bytes(order.disk)),
         open_files: order.open_files,
         fuel: order.fuel,
         cpu_time: order.cpu_time.map(Span::millis),
         ..Limits::default()
     };
-    let account = Arc::new(Account::new(&limits));
-    let exit = perform(&order, argv, limits, &account)
-        .unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
-    let answer = Answer::of(&exit, order.disk.saturating_sub(account.disk_left()));
-    let path = Path::new(HOME).join("answers").join(&order.answer);
+    let path = answers().join(&order.answer);
+    let exit =
+        perform(order, limits).unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
+    let answer = Answer::of(&exit);
     let written = serde_json::to_vec(&answer)
         .map_err(std::io::Error::from)
         .and_then(|text| std::fs::write(path, text));
     if written.is_ok() { DONE } else { MISUSED }
 }
 
-fn perform(
-    order: &Order,
-    argv: Vec<String>,
-    limits: Limits,
-    account: &Arc<Account>,
-) -> Result<Exit, StartFailure> {
+fn answers() -> PathBuf {
+    Path::new(HOME).join("answers")
+}
+
+fn perform(mut order: Order, limits: Limits) -> Result<Exit, StartFailure> {
     let lacking = |what: &str| StartFailure::NoResources(what.to_owned());
     let machines = Machines::new(Supply::Single);
     let machine = machines.get(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
-    let (kind, code) = code(order)?;
-    let name = argv.first().cloned().unwrap_or_default();
+    let (kind, code) = code(&order)?;
+    let name = order.argv.first().cloned().unwrap_or_default();
     let program =
         program::revive(&machine, kind, &code).map_err(|unfit| find::refused(&name, &unfit))?;
+    let account = match order.disk {
+        true => Ledger::open(&answers().join(ledger::NAME))
+            .map(|ledger| Account::shared(&limits, ledger))
+            .map_err(|error| lacking(&error.to_string()))?,
+        false => Account::new(&limits),
+    };
     let job = Job {
-        argv,
-        env: std::env::vars().collect(),
-        openings: openings(order).map_err(|error| lacking(&error.to_string()))?,
+        openings: openings(&order).map_err(|error| lacking(&error.to_string()))?,
+        argv: std::mem::take(&mut order.argv),
+        env: std::mem::take(&mut order.env),
         limits,
-        account: Arc::clone(account),
+        account: Arc::new(account),
         streams: Box::new(inherit),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -129,10 +132,10 @@ fn perform(
 /// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
 fn code(order: &Order) -> Result<(Kind, Trusted), StartFailure> {
     let path = Path::new(HOME).join("code").join(&order.code);
-    let entry = cache::read(&path).map_err(|error| StartFailure::NoResources(error.to_string()))?;
-    let payload = cache::payload(&entry).unwrap_or_default();
-    let same = cache::hex(&Sha256::digest(payload)) == order.code;
-    match payload.split_first() {
+    let whole = cache::read(&path, cache::LARGEST)
+        .map_err(|error| StartFailure::NoResources(error.to_string()))?;
+    let same = cache::hex(&Sha256::digest(&whole)) == order.code;
+    match whole.split_first() {
         Some((tag, code)) if same => {
             let kind = kind(*tag).ok_or_else(|| StartFailure::NoResources("of no kind".into()))?;
             Ok((kind, Trusted::vouched(code.to_vec())))
@@ -148,13 +151,17 @@ fn openings(order: &Order) -> std::io::Result<Vec<Opening>> {
     let open = |path: &str| openat(CWD, path, flags, Access::empty());
     let mut openings = Vec::new();
     for (at, path, read_only) in &order.places {
-        openings.push(Opening { dir: open(path)?, at: at.clone(), read_only: *read_only });
+        openings.push(Opening {
+            dir: Arc::new(open(path)?),
+            at: at.clone(),
+            read_only: *read_only,
+        });
     }
     let (number, rest) = &order.start;
     let place = openings.get(*number).ok_or(std::io::ErrorKind::InvalidInput)?;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = openat2(&place.dir, rest, flags, Access::empty(), within)?;
+    let dir = Arc::new(openat2(&place.dir, rest, flags, Access::empty(), within)?);
     let read_only = place.read_only;
     openings.push(Opening { dir, at: ".".into(), read_only });
     Ok(openings)

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes as Data;
-use sha2::{Digest as _, Sha256};
 use stockade_core::{
     Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxSpec, Span, StartFailure,
-    Stdin, StreamId,
+    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxSpec, Span,
+    StartFailure, Stdin, StreamId,
 };
+use tokio::sync::{Semaphore, oneshot};
 
-use super::cache::{Cache, hex};
+use super::cache::Cache;
 use super::check::Unfit;
 use super::engine::Mode;
-use super::program::Hash;
+use super::process::Present;
+use super::program::Given;
 use super::report::{HOME, Way};
 use super::{NAME, find, worker};
 use crate::linux;
@@ -27,6 +28,8 @@ use crate::native::Native;
 const MEMORY: Bytes = Bytes(4 << 30);
 const PROCESSOR: Span = Span::secs(240);
 const DEADLINE: Duration = Duration::from_secs(240);
+/// How many work at once, where there are that many processors.
+const COMPILERS: usize = 4;
 /// The most code that is taken from a compiler.
 const CODE: usize = 500 << 20;
 /// The most of its complaints.
@@ -62,68 +65,102 @@ pub(super) fn mount(source: PathBuf, name: &str, read_only: bool) -> Result<Moun
     Ok(Mount { source, target, read_only })
 }
 
-/// Code that was compiled: its digest, and where it is kept.
-pub(super) struct Code {
-    pub digest: String,
-    pub key: String,
-    pub hash: Hash,
+/// Native walls, and who works in them.
+pub(super) struct Walls {
+    pub native: Arc<Native>,
+    pub worker: Worker,
+    /// One for each compiler that may work at once.
+    compilers: Arc<Semaphore>,
+}
+
+impl Walls {
+    pub(super) fn new(worker: Worker) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let compilers = Arc::new(Semaphore::new(cores.min(COMPILERS)));
+        Self { native: Arc::new(Native::new()), worker, compilers }
+    }
+}
+
+/// What is to be compiled.
+pub(super) struct Source<'a> {
+    pub mode: Mode,
+    pub name: &'a str,
+    pub given: Given,
+    /// Held until nothing of its compiler is left.
+    pub present: Present,
 }
 
 /// The code of a module, from the cache or the compiler.
 pub(super) async fn code(
-    native: &Arc<Native>,
-    worker: &Worker,
+    walls: &Arc<Walls>,
     cache: &Cache,
     machine: &str,
-    (mode, name, bytes): (Mode, &str, Vec<u8>),
-) -> Result<Code, StartFailure> {
-    let hash: Hash = Sha256::digest(&bytes).into();
+    source: Source<'_>,
+) -> Result<Vec<u8>, StartFailure> {
+    let Source { mode, name, given: Given { bytes, hash }, present } = source;
     let key = format!("walled-{machine}");
-    let digest = |code: &[u8]| hex(&Sha256::digest(code));
     if let Some(code) = cache.find(&key, &hash) {
-        return Ok(Code { digest: digest(code.bytes()), key, hash });
+        return Ok(code.into_bytes());
     }
     let failed = |error: Error| StartFailure::NoResources(format!("cannot be compiled: {error}"));
-    let code = compile(native, worker, mode, bytes).await.map_err(failed)?;
+    let code = compile(walls, mode, bytes, present).await.map_err(failed)?;
     let code = code.map_err(|unfit| find::refused(name, &unfit))?;
     let kept = cache.keep(&key, &hash, &code);
     kept.map_err(|error| StartFailure::NoResources(format!("its code cannot be kept: {error}")))?;
-    Ok(Code { digest: digest(&code), key, hash })
+    Ok(code)
 }
 
-/// Has a module compiled. Goes on if nobody waits for it any more, so that nothing is left (C-32).
+fn gone() -> Error {
+    Error::new(ErrorCode::System, "compile", "the compiler is gone").backend(NAME)
+}
+
+/// Has a module compiled. If nobody waits for it any more its compiler is ended, by a task of its own,
+/// so that nothing is left (C-32).
 async fn compile(
-    native: &Arc<Native>,
-    worker: &Worker,
+    walls: &Arc<Walls>,
     mode: Mode,
-    bytes: Vec<u8>,
+    bytes: Data,
+    present: Present,
 ) -> Result<Result<Vec<u8>, Unfit>> {
-    let (native, worker) = (Arc::clone(native), worker.clone());
-    let gone = |_| Error::new(ErrorCode::System, "compile", "the compiler is gone").backend(NAME);
-    tokio::spawn(async move {
+    let turn = Arc::clone(&walls.compilers).acquire_owned().await.map_err(|_| gone())?;
+    let walls = Arc::clone(walls);
+    let (wanted, forsaken) = oneshot::channel::<()>();
+    let compiling = tokio::spawn(async move {
         let id = linux::trial_id();
-        let spec = SandboxSpec {
-            mounts: vec![worker.mount()?],
-            limits: Limits { memory: Some(MEMORY), ..Limits::default() },
-            ..SandboxSpec::default()
+        let compiled = tokio::select! {
+            biased;
+            _ = forsaken => Err(gone()),
+            compiled = in_walls(&walls, &id, mode, bytes) => compiled,
         };
-        let created = native.create(&id, &linux::provisional(NAME, &spec)?).await;
-        let compiled = match created {
-            Ok(sandbox) => ask(sandbox.as_ref(), &worker, mode, bytes).await,
-            Err(error) => Err(error),
-        };
-        native.destroy(&id).await?;
-        compiled
-    })
-    .await
-    .map_err(gone)?
+        let destroyed = walls.native.destroy(&id).await;
+        drop((turn, present));
+        destroyed.and(compiled)
+    });
+    let compiled = compiling.await.map_err(|_| gone());
+    drop(wanted);
+    compiled?
+}
+
+async fn in_walls(
+    walls: &Walls,
+    id: &SandboxId,
+    mode: Mode,
+    bytes: Data,
+) -> Result<Result<Vec<u8>, Unfit>> {
+    let spec = SandboxSpec {
+        mounts: vec![walls.worker.mount()?],
+        limits: Limits { memory: Some(MEMORY), ..Limits::default() },
+        ..SandboxSpec::default()
+    };
+    let sandbox = walls.native.create(id, &linux::provisional(NAME, &spec)?).await?;
+    ask(sandbox.as_ref(), &walls.worker, mode, bytes).await
 }
 
 async fn ask(
     sandbox: &dyn Sandbox,
     worker: &Worker,
     mode: Mode,
-    bytes: Vec<u8>,
+    bytes: Data,
 ) -> Result<Result<Vec<u8>, Unfit>> {
     let way = serde_json::to_value(Way::from(mode)).ok();
     let way = way.as_ref().and_then(|way| way.as_str()).unwrap_or_default().to_owned();
@@ -132,7 +169,7 @@ async fn ask(
     let limits = Limits { cpu_time: Some(PROCESSOR), ..Limits::defaults() };
     let Process { mut events, control } = sandbox.spawn(&command, &limits).await?;
     let answer = tokio::time::timeout(DEADLINE, async {
-        tokio::join!(feed(control.as_ref(), bytes.into()), hear(events.as_mut())).1
+        tokio::join!(feed(control.as_ref(), bytes), hear(events.as_mut())).1
     });
     let Ok((status, said)) = answer.await else {
         return Ok(Err(Unfit::TooMuch("takes too long to compile".into())));

@@ -24,6 +24,8 @@ pub(super) const CASES: &[Case] = &[
     case!("deep recursion ends the program and nothing else", "C-10", recursion).needs(NEEDS),
     case!("a giant table is refused", "C-16", table).needs(NEEDS),
     case!("tables that grow count as memory", "C-16", table_grows).needs(NEEDS),
+    case!("many memories and tables are refused before they are compiled", "C-16", many)
+        .needs(NEEDS),
     case!("a million functions are refused before they are compiled", "C-16", functions)
         .needs(NEEDS),
     case!("what is no module is a start failure", "C-10", malformed).needs(NEEDS),
@@ -121,8 +123,15 @@ async fn table_grows(kit: Kit) -> Verdict {
             (if (i32.eq (table.grow (ref.null func) (i32.const 10000)) (i32.const -1))
                 (then (unreachable)))
             (br 0))))"#;
-    let aborted = Ending::Signalled(Signal(6));
-    ends(kit, module, &[Ending::LimitExceeded(LimitKind::Memory), aborted]).await
+    ends(kit, module, &[Ending::LimitExceeded(LimitKind::Memory)]).await
+}
+
+async fn many(kit: Kit) -> Verdict {
+    for part in ["(memory 1)", "(table 1 funcref)"] {
+        let module = format!(r#"(module {} (func (export "_start")))"#, part.repeat(100));
+        not_started(run(&kit, module).await?, too_much)?;
+    }
+    unharmed(&kit).await
 }
 
 async fn functions(kit: Kit) -> Verdict {

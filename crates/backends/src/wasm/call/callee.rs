@@ -1,7 +1,7 @@
 //! An instance on its thread: finding functions, reading arguments, calling, and naming what went wrong.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use stockade_core::{Error, ErrorCode, ExitStatus, Limits, Result, Span};
 use wasmtime::component::{Component, Type, Val, types::ComponentItem};
@@ -13,7 +13,7 @@ use super::{Answer, Arguments};
 use crate::wasm::account::Account;
 use crate::wasm::check::{self, Kind};
 use crate::wasm::engine::{Machine, Mode, Running};
-use crate::wasm::run::{self, Job};
+use crate::wasm::run::{self, Job, Phase};
 use crate::wasm::state::State;
 use crate::wasm::{NAME, Shared};
 
@@ -46,7 +46,7 @@ impl Callee {
         mode: Mode,
     ) -> Result<Self> {
         let unfit = |error: &dyn std::fmt::Display| invalid(format!("the module {error}"));
-        let binary = check::binary(bytes).map_err(|error| unfit(&error))?;
+        let binary = check::binary(bytes.into()).map_err(|error| unfit(&error))?;
         let kind = check::look(&binary).map_err(|error| unfit(&error))?;
         let lacking = || Error::new(ErrorCode::Unavailable, "instantiate", "no virtual machine");
         let machine = shared.machines.get(mode).ok_or_else(lacking)?;
@@ -62,7 +62,7 @@ impl Callee {
             .map_err(|failure| Error::new(ErrorCode::System, "instantiate", failure.detail()))?;
         let _running = machine.running();
         let made = instantiate(&mut store, &machine, kind, &binary).await;
-        let made = made.map_err(|error| ended(&error, &store))?;
+        let made = made.map_err(|error| ended(Phase::Making, &error, &store))?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { store, made, machine, limits, number, _running })
@@ -105,6 +105,11 @@ impl Callee {
             cpu_time: Span::from(self.store.data().meter.cpu_time()),
             fuel: left.map(|left| self.limits.fuel.unwrap_or(u64::MAX).saturating_sub(left)),
         })
+    }
+
+    /// Where it is told how it ended.
+    pub(super) fn ended(&self) -> Arc<OnceLock<ExitStatus>> {
+        Arc::clone(&self.store.data().ended)
     }
 
     pub(super) fn capture(&mut self) -> Result<Image> {
@@ -200,7 +205,7 @@ async fn call_core(
     }
     let mut results = vec![CoreVal::I32(0); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
-    called.map_err(|error| ended(&error, store))?;
+    called.map_err(|error| ended(Phase::Running, &error, store))?;
     results.iter().map(from_core).collect()
 }
 
@@ -239,7 +244,7 @@ async fn call_component(
     demand(types.len(), arguments.len())?;
     let mut results = vec![Val::Bool(false); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
-    called.map_err(|error| ended(&error, store))?;
+    called.map_err(|error| ended(Phase::Running, &error, store))?;
     Ok(results)
 }
 
@@ -255,8 +260,11 @@ fn demand(expected: usize, given: usize) -> Result<()> {
 }
 
 /// What ended a call that did not return: a limit by its name, or the signal the same mistake brings.
-fn ended(error: &wasmtime::Error, store: &Store<State>) -> Error {
-    let (code, message) = match run::judge(error, &store.data().meter) {
+fn ended(phase: Phase, error: &wasmtime::Error, store: &Store<State>) -> Error {
+    let status = run::judge(phase, error, &store.data().meter);
+    // The first end is the end.
+    let _ = store.data().ended.set(status.clone());
+    let (code, message) = match status {
         ExitStatus::LimitExceeded(limit) => {
             (ErrorCode::TooLarge, format!("it went beyond its {limit} limit"))
         }

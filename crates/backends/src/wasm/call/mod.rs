@@ -5,9 +5,9 @@ mod callee;
 mod exports;
 mod image;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use stockade_core::{Error, ErrorCode, Limits, Result, Span};
+use stockade_core::{Error, ErrorCode, ExitStatus, Limits, Result, Span};
 use tokio::sync::{mpsc, oneshot, watch};
 pub use wasmtime::component::Val;
 
@@ -52,7 +52,7 @@ enum Request {
 pub struct Instance {
     requests: mpsc::Sender<Request>,
     killed: watch::Sender<bool>,
-    wall_time: Option<Span>,
+    ended: Arc<OnceLock<ExitStatus>>,
 }
 
 impl Wasm {
@@ -82,8 +82,10 @@ impl Wasm {
         self.shared.threads.run(task).map_err(|error| {
             Error::new(ErrorCode::System, "instantiate", "no thread for it").source(error)
         })?;
-        let instance = Instance { requests, killed, wall_time };
-        instance.within("instantiate", made).await??;
+        // Compiling cannot be interrupted, so that this is the one thing that is timed from outside.
+        let mut instance = Instance { requests, killed, ended: Arc::default() };
+        let made = within(wall_time, "instantiate", made).await?;
+        instance.ended = made.map_err(|_| gone("instantiate"))??;
         Ok(instance)
     }
 }
@@ -94,7 +96,7 @@ async fn serve(
     limits: Limits,
     deterministic: bool,
     mut queue: mpsc::Receiver<Request>,
-    ready: oneshot::Sender<Result<()>>,
+    ready: oneshot::Sender<Result<Arc<OnceLock<ExitStatus>>>>,
 ) {
     let mode = Mode::of(deterministic, limits.fuel);
     let mut callee = match Callee::make(&shared, bytes, limits, mode).await {
@@ -102,11 +104,14 @@ async fn serve(
         // Whoever asked may be gone.
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let _ = ready.send(Ok(()));
+    let _ = ready.send(Ok(callee.ended()));
     while let Some(request) = queue.recv().await {
         let ended = match request {
             Request::Call(name, arguments, reply) => {
-                let answer = callee.call(&name, arguments).await;
+                // From here, where it begins: waiting for others is not its time, and it is held to
+                // its time though nobody waits for it any more.
+                let call = callee.call(&name, arguments);
+                let answer = within(limits.wall_time, "call", call).await.flatten();
                 let ended = answer.as_ref().is_err_and(|error| error.code() != ErrorCode::Invalid);
                 let _ = reply.send(answer);
                 ended
@@ -146,7 +151,7 @@ impl Instance {
     pub async fn functions(&self) -> Result<Vec<String>> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::Functions(reply)).await?;
-        self.within("list", answer).await
+        answer.await.map_err(|_| gone("list"))
     }
 
     /// Captures memories, globals and tables as they are between two calls. Requires a core module: a
@@ -154,41 +159,43 @@ impl Instance {
     pub async fn capture(&self) -> Result<Image> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::Capture(reply)).await?;
-        self.within("capture", answer).await?
+        answer.await.map_err(|_| gone("capture"))?
     }
 
     /// Brings a captured state of this very instance back.
     pub async fn bring_back(&self, image: &Image) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::BringBack(image.clone(), reply)).await?;
-        self.within("restore", answer).await?
+        answer.await.map_err(|_| gone("restore"))?
+    }
+
+    /// How it ended, if a call did that to it; one that took too long was ended from outside.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.ended.get().cloned()
     }
 
     async fn ask(&self, function: &str, arguments: Arguments) -> Result<Answer> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::Call(function.to_owned(), arguments, reply)).await?;
-        self.within("call", answer).await?
+        answer.await.map_err(|_| gone("call"))?
     }
 
     async fn send(&self, request: Request) -> Result<()> {
         self.requests.send(request).await.map_err(|_| gone("call"))
     }
+}
 
-    /// Waits for an answer, for as long as a call may take.
-    async fn within<T>(&self, what: &'static str, answer: oneshot::Receiver<T>) -> Result<T> {
-        let answered = match self.wall_time {
-            Some(span) => tokio::time::timeout(span.into(), answer).await,
-            None => Ok(answer.await),
-        };
-        match answered {
-            Ok(answer) => answer.map_err(|_| gone(what)),
-            Err(_) => {
-                self.killed.send_replace(true);
-                let message = "it went beyond its wall-time limit";
-                Err(Error::new(ErrorCode::TooSlow, what, message).backend(NAME))
-            }
-        }
-    }
+/// Something that may take only so long.
+async fn within<T>(
+    wall_time: Option<Span>,
+    what: &'static str,
+    done: impl Future<Output = T>,
+) -> Result<T> {
+    let Some(span) = wall_time else { return Ok(done.await) };
+    tokio::time::timeout(span.into(), done).await.map_err(|_| {
+        let message = "it went beyond its wall-time limit";
+        Error::new(ErrorCode::TooSlow, what, message).backend(NAME)
+    })
 }
 
 impl Drop for Instance {

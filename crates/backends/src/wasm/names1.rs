@@ -1,0 +1,201 @@
+//! WASI preview 1, calls that give or use a name: what is opened is a file or a directory and nothing
+//! else, and a new name takes room on disk.
+
+use std::sync::Arc;
+
+use wasmtime::{Caller, Linker, Result};
+use wasmtime_wasi::p1::types;
+use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPreview1};
+use wiggle::{GuestMemory, GuestPtr};
+
+use super::account::ENTRY;
+use super::preview1::{MODULE, NO_SPACE, split};
+use super::state::State;
+
+const DENIED: i32 = 2;
+const TOO_MANY_FILES: i32 = 33;
+/// Opening makes what is not there.
+const CREATE: i32 = 1;
+
+pub(super) fn link(linker: &mut Linker<State>) -> Result<()> {
+    open(linker)?;
+    make(linker)?;
+    rename(linker)
+}
+
+/// Whether something can be opened without waiting for anybody, and without an effect of its own.
+fn suits(kind: types::Filetype) -> bool {
+    match kind {
+        types::Filetype::RegularFile
+        | types::Filetype::Directory
+        | types::Filetype::SymbolicLink => true,
+        types::Filetype::Unknown
+        | types::Filetype::BlockDevice
+        | types::Filetype::CharacterDevice
+        | types::Filetype::SocketDgram
+        | types::Filetype::SocketStream => false,
+    }
+}
+
+/// What opening a path leads to.
+enum Fate {
+    There,
+    New,
+    Unsuitable,
+}
+
+async fn foresee(
+    state: &mut State,
+    memory: &mut GuestMemory<'_>,
+    (dir, look, path, len): (i32, i32, i32, i32),
+) -> Fate {
+    let flags = types::Lookupflags::from_bits_truncate(look.cast_unsigned());
+    let path = GuestPtr::<str>::new((path.cast_unsigned(), len.cast_unsigned()));
+    match state.wasi.path_filestat_get(memory, types::Fd::from(dir), flags, path).await {
+        Ok(found) if suits(found.filetype) => Fate::There,
+        Ok(_) => Fate::Unsuitable,
+        // What is wrong with it, opening it tells.
+        Err(_) => Fate::New,
+    }
+}
+
+fn open(linker: &mut Linker<State>) -> Result<()> {
+    type Open = (i32, i32, i32, i32, i32, i64, i64, i32, i32);
+    linker.func_wrap_async(
+        MODULE,
+        "path_open",
+        |mut caller: Caller<'_, State>,
+         (dir, look, path, len, how, base, inherit, flags, out): Open| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                if state.descriptors.is_full() {
+                    return Ok(TOO_MANY_FILES);
+                }
+                let account = Arc::clone(&state.meter.account);
+                // Another program of the sandbox must not swap what was looked at.
+                let _steady = account.names.read().await;
+                let cost = match foresee(state, &mut memory, (dir, look, path, len)).await {
+                    Fate::Unsuitable => return Ok(DENIED),
+                    Fate::New if how & CREATE != 0 => ENTRY,
+                    Fate::There | Fate::New => 0,
+                };
+                if !account.take_disk(cost) {
+                    return Ok(NO_SPACE);
+                }
+                let ctx = &mut state.wasi;
+                let errno = wasi::path_open(
+                    ctx,
+                    &mut memory,
+                    dir,
+                    look,
+                    path,
+                    len,
+                    how,
+                    base,
+                    inherit,
+                    flags,
+                    out,
+                )
+                .await?;
+                if errno != 0 {
+                    account.give_disk(cost);
+                    return Ok(errno);
+                }
+                let number = memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?;
+                keep(state, &mut memory, number).await
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
+async fn keep(state: &mut State, memory: &mut GuestMemory<'_>, number: u32) -> Result<i32> {
+    let found = state.wasi.fd_filestat_get(memory, types::Fd::from(number)).await;
+    if found.is_ok_and(|found| suits(found.filetype)) {
+        state.descriptors.opened(number);
+        return Ok(0);
+    }
+    wasi::fd_close(&mut state.wasi, memory, number.cast_signed()).await?;
+    Ok(DENIED)
+}
+
+/// Calls that make a name.
+fn make(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap_async(
+        MODULE,
+        "path_create_directory",
+        |mut caller: Caller<'_, State>, (dir, path, len): (i32, i32, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let account = Arc::clone(&state.meter.account);
+                if !account.take_disk(ENTRY) {
+                    return Ok(NO_SPACE);
+                }
+                let ctx = &mut state.wasi;
+                let errno = wasi::path_create_directory(ctx, &mut memory, dir, path, len).await?;
+                account.give_disk(if errno == 0 { 0 } else { ENTRY });
+                Ok(errno)
+            })
+        },
+    )?;
+    linker.func_wrap_async(
+        MODULE,
+        "path_symlink",
+        |mut caller: Caller<'_, State>, (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let account = Arc::clone(&state.meter.account);
+                let _alone = account.names.write().await;
+                if !account.take_disk(ENTRY) {
+                    return Ok(NO_SPACE);
+                }
+                let ctx = &mut state.wasi;
+                let made = wasi::path_symlink(ctx, &mut memory, to, to_len, dir, path, len);
+                let errno = made.await?;
+                account.give_disk(if errno == 0 { 0 } else { ENTRY });
+                Ok(errno)
+            })
+        },
+    )?;
+    type Link = (i32, i32, i32, i32, i32, i32, i32);
+    linker.func_wrap_async(
+        MODULE,
+        "path_link",
+        |mut caller: Caller<'_, State>, (dir, look, path, len, to, name, name_len): Link| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let account = Arc::clone(&state.meter.account);
+                let _alone = account.names.write().await;
+                if !account.take_disk(ENTRY) {
+                    return Ok(NO_SPACE);
+                }
+                let ctx = &mut state.wasi;
+                let made =
+                    wasi::path_link(ctx, &mut memory, dir, look, path, len, to, name, name_len);
+                let errno = made.await?;
+                account.give_disk(if errno == 0 { 0 } else { ENTRY });
+                Ok(errno)
+            })
+        },
+    )?;
+    Ok(())
+}
+
+fn rename(linker: &mut Linker<State>) -> Result<()> {
+    type Rename = (i32, i32, i32, i32, i32, i32);
+    linker.func_wrap_async(
+        MODULE,
+        "path_rename",
+        |mut caller: Caller<'_, State>, (dir, path, len, to, name, name_len): Rename| {
+            Box::new(async move {
+                let (mut memory, state) = split(&mut caller)?;
+                let account = Arc::clone(&state.meter.account);
+                let _alone = account.names.write().await;
+                let ctx = &mut state.wasi;
+                wasi::path_rename(ctx, &mut memory, dir, path, len, to, name, name_len).await
+            })
+        },
+    )?;
+    Ok(())
+}

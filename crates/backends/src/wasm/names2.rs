@@ -1,0 +1,158 @@
+//! WASI preview 2, calls that give or use a name: what is opened is a file or a directory and nothing
+//! else, and a new name takes room on disk.
+
+use std::sync::Arc;
+
+use wasmtime::component::{LinkerInstance, Resource};
+use wasmtime::{Result, StoreContextMut};
+use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemView};
+use wasmtime_wasi::p2::FsResult;
+use wasmtime_wasi::p2::bindings::filesystem::types::{
+    DescriptorFlags, DescriptorType, ErrorCode, HostDescriptor, OpenFlags, PathFlags,
+};
+
+use super::account::ENTRY;
+use super::preview2::told;
+use super::state::State;
+
+type Opened = std::result::Result<Resource<Descriptor>, ErrorCode>;
+type Dir = Resource<Descriptor>;
+
+pub(super) fn link(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+    open(files)?;
+    make(files)?;
+    rename(files)
+}
+
+/// Whether something can be opened without waiting for anybody, and without an effect of its own.
+fn suits(kind: DescriptorType) -> bool {
+    match kind {
+        DescriptorType::RegularFile | DescriptorType::Directory | DescriptorType::SymbolicLink => {
+            true
+        }
+        DescriptorType::Unknown
+        | DescriptorType::BlockDevice
+        | DescriptorType::CharacterDevice
+        | DescriptorType::Fifo
+        | DescriptorType::Socket => false,
+    }
+}
+
+fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+    type Open = (Dir, PathFlags, String, OpenFlags, DescriptorFlags);
+    files.func_wrap_async(
+        "[method]descriptor.open-at",
+        |mut store: StoreContextMut<'_, State>, (fd, look, path, how, flags): Open| {
+            Box::new(async move {
+                let state = store.data_mut();
+                if state.is_full() {
+                    return Ok((Opened::Err(ErrorCode::InsufficientMemory),));
+                }
+                let account = Arc::clone(&state.meter.account);
+                // Another program of the sandbox must not swap what was looked at.
+                let _steady = account.names.read().await;
+                let same = Resource::new_borrow(fd.rep());
+                let cost = match state.filesystem().stat_at(same, look, path.clone()).await {
+                    Ok(found) if !suits(found.type_) => {
+                        return Ok((Opened::Err(ErrorCode::Access),));
+                    }
+                    // What is wrong with it, opening it tells.
+                    Err(_) if how.contains(OpenFlags::CREATE) => ENTRY,
+                    Ok(_) | Err(_) => 0,
+                };
+                if !account.take_disk(cost) {
+                    return Ok((Opened::Err(ErrorCode::InsufficientSpace),));
+                }
+                let opened = state.filesystem().open_at(fd, look, path, how, flags).await;
+                match told(state, opened)? {
+                    Ok(opened) => Ok((keep(state, opened).await?,)),
+                    Err(code) => {
+                        account.give_disk(cost);
+                        Ok((Err(code),))
+                    }
+                }
+            })
+        },
+    )
+}
+
+/// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
+async fn keep(state: &mut State, opened: Resource<Descriptor>) -> Result<Opened> {
+    let same = Resource::new_borrow(opened.rep());
+    let kind = state.filesystem().get_type(same).await;
+    if kind.is_ok_and(suits) {
+        return Ok(Ok(opened));
+    }
+    HostDescriptor::drop(&mut state.filesystem(), opened)?;
+    Ok(Err(ErrorCode::Access))
+}
+
+/// Gives back the room of a name that was not made.
+fn settle(state: &mut State, made: FsResult<()>) -> Result<std::result::Result<(), ErrorCode>> {
+    state.meter.account.give_disk(if made.is_ok() { 0 } else { ENTRY });
+    told(state, made)
+}
+
+/// Calls that make a name.
+fn make(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+    files.func_wrap_async(
+        "[method]descriptor.create-directory-at",
+        |mut store: StoreContextMut<'_, State>, (fd, path): (Dir, String)| {
+            Box::new(async move {
+                let state = store.data_mut();
+                if !state.meter.account.take_disk(ENTRY) {
+                    return Ok((Err(ErrorCode::InsufficientSpace),));
+                }
+                let made = state.filesystem().create_directory_at(fd, path).await;
+                Ok((settle(state, made)?,))
+            })
+        },
+    )?;
+    files.func_wrap_async(
+        "[method]descriptor.symlink-at",
+        |mut store: StoreContextMut<'_, State>, (fd, to, path): (Dir, String, String)| {
+            Box::new(async move {
+                let state = store.data_mut();
+                let account = Arc::clone(&state.meter.account);
+                let _alone = account.names.write().await;
+                if !account.take_disk(ENTRY) {
+                    return Ok((Err(ErrorCode::InsufficientSpace),));
+                }
+                let made = state.filesystem().symlink_at(fd, to, path).await;
+                Ok((settle(state, made)?,))
+            })
+        },
+    )?;
+    type Link = (Dir, PathFlags, String, Dir, String);
+    files.func_wrap_async(
+        "[method]descriptor.link-at",
+        |mut store: StoreContextMut<'_, State>, (fd, look, path, to, name): Link| {
+            Box::new(async move {
+                let state = store.data_mut();
+                let account = Arc::clone(&state.meter.account);
+                let _alone = account.names.write().await;
+                if !account.take_disk(ENTRY) {
+                    return Ok((Err(ErrorCode::InsufficientSpace),));
+                }
+                let made = state.filesystem().link_at(fd, look, path, to, name).await;
+                Ok((settle(state, made)?,))
+            })
+        },
+    )
+}
+
+fn rename(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+    files.func_wrap_async(
+        "[method]descriptor.rename-at",
+        |mut store: StoreContextMut<'_, State>,
+         (fd, path, to, name): (Dir, String, Dir, String)| {
+            Box::new(async move {
+                let state = store.data_mut();
+                let account = Arc::clone(&state.meter.account);
+                let _alone = account.names.write().await;
+                let renamed = state.filesystem().rename_at(fd, path, to, name).await;
+                Ok((told(state, renamed)?,))
+            })
+        },
+    )
+}
