@@ -18,6 +18,7 @@ mod interrupts;
 mod lasting;
 mod mcp;
 mod output;
+mod pools;
 mod printer;
 mod reasons;
 mod registry;

@@ -16,6 +16,7 @@ use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
 use crate::measured::Measurements;
+use crate::pool::{Claim, Pools};
 use crate::registry::Registry;
 use crate::sandboxes::{Live, Order};
 use crate::select::{Selection, select};
@@ -34,6 +35,7 @@ pub(crate) struct Inner {
     pub leases: Leases,
     pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
+    pub pools: Pools,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -51,6 +53,7 @@ impl Engine {
             registry: Registry::new(backends, Measurements::below(&config.state_dir)),
             live: Mutex::default(),
             running: Mutex::default(),
+            pools: Pools::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };
@@ -75,8 +78,9 @@ impl Engine {
     /// If this future is dropped, nothing is left (C-32).
     pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
-        let shared = self.inner.begin(id::fresh()?, &order, id::fresh()?, &command).await?;
-        self.start(order, command, shared).await
+        let (claim, sandbox) = self.inner.place(&order).await?;
+        let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
+        self.start(order, command, shared, claim).await
     }
 
     /// Like [`Engine::run`], with a follower who is there from the first byte on.
@@ -86,9 +90,10 @@ impl Engine {
         command: Command,
     ) -> Result<(Execution, Subscription)> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
-        let shared = self.inner.begin(id::fresh()?, &order, id::fresh()?, &command).await?;
+        let (claim, sandbox) = self.inner.place(&order).await?;
+        let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
         let follower = shared.history.follow();
-        Ok((self.start(order, command, shared).await?, follower))
+        Ok((self.start(order, command, shared, claim).await?, follower))
     }
 
     async fn start(
@@ -96,14 +101,16 @@ impl Engine {
         order: Order,
         command: Command,
         shared: Arc<Shared>,
+        claim: Option<Claim>,
     ) -> Result<Execution> {
         // The handle cancels when it is dropped, so giving up half-way ends what the task has begun.
         let execution = Execution::new(Arc::clone(&shared));
-        self.inner.clone().start(order, command, shared).await?;
+        self.inner.clone().start(order, command, shared, claim).await?;
         Ok(execution)
     }
 
-    /// Builds a sandbox that stays until it is destroyed or its engine ends.
+    /// A sandbox that stays until it is destroyed or its engine ends: a prepared one where a pool has
+    /// what is asked for, else a new one.
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxId> {
         let order = self.inner.admit(&spec, None).await?;
         self.inner.clone().create_live(order).await
@@ -179,7 +186,10 @@ impl Engine {
         let live = lock(&self.inner.live).get(id).cloned();
         match live {
             Some(live) => self.inner.clone().retire(live).await,
-            None => self.inner.destroy_foreign(id).await,
+            None => match self.inner.pools.withdraw(id) {
+                Some(live) => self.inner.clone().retire(Arc::new(live)).await,
+                None => self.inner.destroy_foreign(id).await,
+            },
         }
     }
 
@@ -198,6 +208,8 @@ impl Engine {
         let running: Vec<_> =
             lock(&self.inner.running).values().filter_map(Weak::upgrade).collect();
         running.iter().for_each(|shared| shared.cancel());
+        // What a pool could not take down is among the live ones afterwards, and tried again.
+        self.inner.pools.close().await;
         let ids: BTreeSet<_> = lock(&self.inner.live).keys().cloned().collect();
         let mut result = Ok(());
         for id in ids {
@@ -217,7 +229,11 @@ impl Engine {
 
 impl Inner {
     /// Checks everything before anything is created (C-01).
-    async fn admit(&self, spec: &SandboxSpec, command: Option<&Command>) -> Result<Order> {
+    pub(crate) async fn admit(
+        &self,
+        spec: &SandboxSpec,
+        command: Option<&Command>,
+    ) -> Result<Order> {
         self.known(spec)?;
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
@@ -311,6 +327,13 @@ impl Inner {
         }
         let shared = self.begin(job, &live.order, id.clone(), command).await?;
         Ok((live, shared))
+    }
+
+    /// Where a command of its own will run: in a prepared sandbox, or in one yet to be made.
+    async fn place(&self, order: &Order) -> Result<(Option<Claim>, SandboxId)> {
+        let claim = self.claim(order).await?;
+        let sandbox = claim.as_ref().map_or_else(id::fresh, |claim| Ok(claim.id().clone()))?;
+        Ok((claim, sandbox))
     }
 
     /// Opens the record of an execution: nothing runs before this has been written (C-40).

@@ -1,4 +1,4 @@
-//! The one pipeline: tenants, selection, execution, output, leases, audit journal.
+//! The one pipeline: tenants, selection, execution, output, leases, pools, audit journal.
 //!
 //! Every front end goes through [`Engine`]. Backends are passed in; nothing is looked up in the
 //! surroundings, and nothing here knows how any wall is built.
@@ -11,6 +11,7 @@ mod id;
 mod journal;
 mod lease;
 mod measured;
+mod pool;
 mod registry;
 mod sandboxes;
 mod select;
@@ -27,5 +28,6 @@ pub use journal::{
     Records, Timestamp, Verdict,
 };
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
+pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

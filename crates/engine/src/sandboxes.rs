@@ -16,6 +16,7 @@ use crate::execution::{Control, Finished, Shared};
 use crate::id;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody, StaleLease};
+use crate::pool::{Claim, Seated};
 use crate::supervise::{Ended, supervise};
 
 /// The programs a clean environment finds.
@@ -38,9 +39,25 @@ pub(crate) struct Live {
     /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
     lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<Shared>>>,
+    /// Its seat in a pool, free again when everything of it is gone.
+    pub seat: Option<Seated>,
 }
 
 impl Live {
+    fn new(order: &Order, sandbox: Arc<dyn Sandbox>, lease: Lease) -> Self {
+        let lease = tokio::sync::Mutex::new(Some(lease));
+        Self { order: order.clone(), sandbox, lease, executions: Mutex::default(), seat: None }
+    }
+
+    /// Takes it over for a caller, whose labels it has from now on.
+    pub(crate) fn dress(&mut self, order: &Order) -> Result<()> {
+        if let Some(lease) = self.lease.get_mut() {
+            lease.hand_over(&order.admitted.spec().labels)?;
+        }
+        self.order = order.clone();
+        Ok(())
+    }
+
     fn remember(&self, shared: &Arc<Shared>) {
         let mut executions = lock(&self.executions);
         executions.retain(|execution| execution.strong_count() > 0);
@@ -84,9 +101,14 @@ impl Inner {
         order: Order,
         command: Command,
         shared: Arc<Shared>,
+        claim: Option<Claim>,
     ) -> Result<()> {
         in_a_task(async move {
-            let built = self.build(&order, &shared.sandbox, shared.cancelled()).await;
+            // The pool makes no other before the command runs.
+            let (built, _answer) = match claim.and_then(Claim::accept) {
+                Some((live, answer)) => (Ok(live), Some(answer)),
+                None => (self.build(&order, &shared.sandbox, shared.cancelled()).await, None),
+            };
             let live = match built {
                 Ok(live) => live,
                 Err(error) => return Err(self.never_ran(&order, &shared, error, Ok(())).await),
@@ -127,6 +149,9 @@ impl Inner {
 
     /// Builds a sandbox that lives on.
     pub(crate) async fn create_live(self: Arc<Self>, order: Order) -> Result<SandboxId> {
+        if let Some(claim) = self.claim(&order).await? {
+            return self.keep_claimed(claim, &order).await;
+        }
         let id: SandboxId = id::fresh()?;
         let (wanted, cancelled) = watch::channel(false);
         let mut caller = Caller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
@@ -146,6 +171,46 @@ impl Inner {
         Ok(id)
     }
 
+    /// Makes a prepared sandbox the caller's. Dropped half-way, the claim takes it down.
+    async fn keep_claimed(&self, claim: Claim, order: &Order) -> Result<SandboxId> {
+        let id = claim.id().clone();
+        self.record(created(&id, order)).await?;
+        let mut table = lock(&self.live);
+        // Under the table's lock: who closes the engine finds it there, or has closed the pool.
+        let accepted = if claim.is_void() { None } else { claim.accept() };
+        let Some((live, _answer)) = accepted else {
+            return Err(Error::new(ErrorCode::Gone, "create", "the engine was closed"));
+        };
+        table.insert(id.clone(), live);
+        drop(table);
+        Ok(id)
+    }
+
+    /// Builds a sandbox for nobody yet, in the name of the tenant it is meant for.
+    pub(crate) async fn prepare(
+        &self,
+        order: &Order,
+        id: SandboxId,
+        cancelled: watch::Receiver<bool>,
+    ) -> Result<Live> {
+        self.record(prepared(&id, order)).await?;
+        let lease = self.lease(order, &id, true)?;
+        let live = self.raise(order, &id, lease, cancelled).await?;
+        if live.sandbox.alive() {
+            return Ok(live);
+        }
+        self.dismiss(live).await;
+        Err(Error::new(ErrorCode::Gone, "create", "it ended as soon as it stood")
+            .backend(order.backend.name()))
+    }
+
+    /// Takes down what nobody has. If that fails it stays known, so that it can be tried again.
+    pub(crate) async fn dismiss(&self, live: Live) {
+        if self.take_down(&live).await.is_err() {
+            lock(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
+        }
+    }
+
     /// Makes the sandbox known, unless its caller has given up in the meantime.
     fn keep(&self, id: &SandboxId, live: &Arc<Live>, cancelled: &watch::Receiver<bool>) -> bool {
         let mut table = lock(&self.live);
@@ -161,12 +226,36 @@ impl Inner {
         &self,
         order: &Order,
         id: &SandboxId,
-        mut cancelled: watch::Receiver<bool>,
+        cancelled: watch::Receiver<bool>,
     ) -> Result<Arc<Live>> {
+        let lease = loop {
+            match self.lease(order, id, false) {
+                // What is ready for later makes room for what is wanted now.
+                Err(error) if error.code() == ErrorCode::QuotaExceeded => {
+                    let ready = self.pools.make_room(&order.admitted.spec().tenant);
+                    self.take_down(&ready.ok_or(error)?).await?;
+                }
+                lease => break lease?,
+            }
+        };
+        self.raise(order, id, lease, cancelled).await.map(Arc::new)
+    }
+
+    fn lease(&self, order: &Order, id: &SandboxId, ready: bool) -> Result<Lease> {
         let spec = order.admitted.spec();
         let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
         body.labels = spec.labels.clone();
-        let lease = self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)?;
+        body.ready = ready;
+        self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)
+    }
+
+    async fn raise(
+        &self,
+        order: &Order,
+        id: &SandboxId,
+        lease: Lease,
+        mut cancelled: watch::Receiver<bool>,
+    ) -> Result<Live> {
         let create = order.backend.create(id, &order.admitted);
         let created = tokio::select! {
             created = tokio::time::timeout(self.config.create_deadline, create) => {
@@ -177,12 +266,7 @@ impl Inner {
             }
         };
         match created {
-            Ok(sandbox) => Ok(Arc::new(Live {
-                order: order.clone(),
-                sandbox,
-                lease: tokio::sync::Mutex::new(Some(lease)),
-                executions: Mutex::default(),
-            })),
+            Ok(sandbox) => Ok(Live::new(order, sandbox, lease)),
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If
                 // it cannot be confirmed the lease stays, and with it the duty to reap.
@@ -361,6 +445,15 @@ impl Inner {
 
 fn created(sandbox: &SandboxId, order: &Order) -> Event {
     Event::Created {
+        sandbox: sandbox.clone(),
+        tenant: order.admitted.spec().tenant.clone(),
+        backend: order.admitted.backend().clone(),
+        boundary: order.admitted.boundary(),
+    }
+}
+
+fn prepared(sandbox: &SandboxId, order: &Order) -> Event {
+    Event::Prepared {
         sandbox: sandbox.clone(),
         tenant: order.admitted.spec().tenant.clone(),
         backend: order.admitted.backend().clone(),

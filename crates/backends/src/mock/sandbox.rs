@@ -1,7 +1,7 @@
 //! One simulated sandbox: its machine (files, counters, tasks), its processes, its file interface.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -82,6 +82,7 @@ pub(super) struct MockSandbox {
     executions: AtomicU64,
     running: Mutex<Vec<watch::Sender<bool>>>,
     snapshots: Mutex<HashMap<SnapshotId, Tree>>,
+    lost: AtomicBool,
 }
 
 impl MockSandbox {
@@ -109,11 +110,17 @@ impl MockSandbox {
             executions: AtomicU64::new(1),
             running: Mutex::default(),
             snapshots: Mutex::default(),
+            lost: AtomicBool::new(false),
         }
     }
 
     pub(super) fn processes(&self) -> usize {
         self.machine.processes()
+    }
+
+    /// It dies by itself, as when its agent is killed; what is left waits to be destroyed.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::SeqCst);
     }
 
     /// Ends everything in it: programs report their end, the rest is gone.
@@ -160,6 +167,10 @@ impl MockSandbox {
 impl Sandbox for MockSandbox {
     fn id(&self) -> &SandboxId {
         &self.id
+    }
+
+    fn alive(&self) -> bool {
+        !self.lost.load(Ordering::SeqCst)
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {

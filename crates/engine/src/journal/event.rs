@@ -57,6 +57,18 @@ pub enum Event {
         /// What its walls are.
         boundary: Boundary,
     },
+    /// A sandbox is about to be built for whoever will want it. When somebody takes it, that is
+    /// recorded as its creation, or as the start of the execution it was taken for.
+    Prepared {
+        /// Its id.
+        sandbox: SandboxId,
+        /// Whose it is, and for whom alone.
+        tenant: TenantName,
+        /// Which backend builds it.
+        backend: BackendName,
+        /// What its walls are.
+        boundary: Boundary,
+    },
     /// A sandbox was destroyed.
     Destroyed {
         /// Its id.
@@ -124,6 +136,7 @@ impl Event {
             Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
             Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
+            | Self::Prepared { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
@@ -137,6 +150,7 @@ impl Event {
         match self {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
+            | Self::Prepared { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
@@ -152,6 +166,7 @@ impl Event {
         match self {
             Self::Started { tenant, .. }
             | Self::Created { tenant, .. }
+            | Self::Prepared { tenant, .. }
             | Self::Decided { tenant, .. }
             | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),

@@ -147,6 +147,7 @@ impl<'a> Jobs<'a> {
                 None
             }
             Event::Created { .. }
+            | Event::Prepared { .. }
             | Event::Destroyed { .. }
             | Event::Decided { job: None, .. }
             | Event::Refused { .. }
