@@ -183,13 +183,13 @@ impl Engine {
 
     /// Ends a sandbox and everything in it; returns when nothing is left (C-30). Idempotent.
     pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        if let Some(ready) = self.inner.pools.withdraw(id) {
+            lock(&self.inner.live).insert(id.clone(), Arc::new(ready));
+        }
         let live = lock(&self.inner.live).get(id).cloned();
         match live {
             Some(live) => self.inner.clone().retire(live).await,
-            None => match self.inner.pools.withdraw(id) {
-                Some(live) => self.inner.clone().retire(Arc::new(live)).await,
-                None => self.inner.destroy_foreign(id).await,
-            },
+            None => self.inner.destroy_foreign(id).await,
         }
     }
 

@@ -193,22 +193,27 @@ impl Inner {
         id: SandboxId,
         cancelled: watch::Receiver<bool>,
     ) -> Result<Live> {
-        self.record(prepared(&id, order)).await?;
         let lease = self.lease(order, &id, true)?;
+        if let Err(error) = self.record(prepared(&id, order)).await {
+            lease.release()?;
+            return Err(error);
+        }
         let live = self.raise(order, &id, lease, cancelled).await?;
         if live.sandbox.alive() {
             return Ok(live);
         }
-        self.dismiss(live).await;
+        self.dismiss(live).await?;
         Err(Error::new(ErrorCode::Gone, "create", "it ended as soon as it stood")
             .backend(order.backend.name()))
     }
 
     /// Takes down what nobody has. If that fails it stays known, so that it can be tried again.
-    pub(crate) async fn dismiss(&self, live: Live) {
-        if self.take_down(&live).await.is_err() {
+    pub(crate) async fn dismiss(&self, live: Live) -> Result<()> {
+        let down = self.take_down(&live).await;
+        if down.is_err() {
             lock(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
         }
+        down
     }
 
     /// Makes the sandbox known, unless its caller has given up in the meantime.
@@ -233,7 +238,7 @@ impl Inner {
                 // What is ready for later makes room for what is wanted now.
                 Err(error) if error.code() == ErrorCode::QuotaExceeded => {
                     let ready = self.pools.make_room(&order.admitted.spec().tenant);
-                    self.take_down(&ready.ok_or(error)?).await?;
+                    self.dismiss(ready.ok_or(error)?).await?;
                 }
                 lease => break lease?,
             }

@@ -34,10 +34,7 @@ impl Claim {
 
     /// In the caller's name from now on, on disk too.
     pub(super) fn dress(mut self, order: &Order) -> Result<Self> {
-        match &mut self.live {
-            Some(live) => live.dress(order)?,
-            None => {}
-        }
+        self.live.as_mut().map_or(Ok(()), |live| live.dress(order))?;
         Ok(self)
     }
 

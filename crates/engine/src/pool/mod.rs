@@ -76,8 +76,8 @@ pub struct Pool {
 }
 
 impl PoolSpec {
-    /// The most ready ones that a spec of few words asks for: two, of at most eight, for five
-    /// minutes; callers wait for half a minute.
+    /// The usual numbers: two ready, eight at most, surplus ones for five minutes, callers
+    /// in line for half a minute.
     pub fn of(spec: SandboxSpec) -> Self {
         let (idle, patience) = (Duration::from_secs(300), Duration::from_secs(30));
         Self { spec, minimum: 2, maximum: 8, idle, patience }

@@ -262,7 +262,8 @@ impl Steward {
         let engine = self.engine.upgrade();
         self.runtime.spawn(async move {
             if let Some(engine) = engine {
-                engine.dismiss(live).await;
+                // Recorded, and known to the engine if it failed.
+                let _ = engine.dismiss(live).await;
             }
             drop(working);
         });
