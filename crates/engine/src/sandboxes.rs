@@ -171,51 +171,6 @@ impl Inner {
         Ok(id)
     }
 
-    /// Makes a prepared sandbox the caller's. Dropped half-way, the claim takes it down.
-    async fn keep_claimed(&self, claim: Claim, order: &Order) -> Result<SandboxId> {
-        let id = claim.id().clone();
-        self.record(created(&id, order)).await?;
-        let mut table = lock(&self.live);
-        // Under the table's lock: who closes the engine finds it there, or has closed the pool.
-        let accepted = if claim.is_void() { None } else { claim.accept() };
-        let Some((live, _answer)) = accepted else {
-            return Err(Error::new(ErrorCode::Gone, "create", "the engine was closed"));
-        };
-        table.insert(id.clone(), live);
-        drop(table);
-        Ok(id)
-    }
-
-    /// Builds a sandbox for nobody yet, in the name of the tenant it is meant for.
-    pub(crate) async fn prepare(
-        &self,
-        order: &Order,
-        id: SandboxId,
-        cancelled: watch::Receiver<bool>,
-    ) -> Result<Live> {
-        let lease = self.lease(order, &id, true)?;
-        if let Err(error) = self.record(prepared(&id, order)).await {
-            lease.release()?;
-            return Err(error);
-        }
-        let live = self.raise(order, &id, lease, cancelled).await?;
-        if live.sandbox.alive() {
-            return Ok(live);
-        }
-        self.dismiss(live).await?;
-        Err(Error::new(ErrorCode::Gone, "create", "it ended as soon as it stood")
-            .backend(order.backend.name()))
-    }
-
-    /// Takes down what nobody has. If that fails it stays known, so that it can be tried again.
-    pub(crate) async fn dismiss(&self, live: Live) -> Result<()> {
-        let down = self.take_down(&live).await;
-        if down.is_err() {
-            lock(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
-        }
-        down
-    }
-
     /// Makes the sandbox known, unless its caller has given up in the meantime.
     fn keep(&self, id: &SandboxId, live: &Arc<Live>, cancelled: &watch::Receiver<bool>) -> bool {
         let mut table = lock(&self.live);
@@ -246,7 +201,7 @@ impl Inner {
         self.raise(order, id, lease, cancelled).await.map(Arc::new)
     }
 
-    fn lease(&self, order: &Order, id: &SandboxId, ready: bool) -> Result<Lease> {
+    pub(crate) fn lease(&self, order: &Order, id: &SandboxId, ready: bool) -> Result<Lease> {
         let spec = order.admitted.spec();
         let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
         body.labels = spec.labels.clone();
@@ -254,7 +209,7 @@ impl Inner {
         self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)
     }
 
-    async fn raise(
+    pub(crate) async fn raise(
         &self,
         order: &Order,
         id: &SandboxId,
@@ -377,7 +332,7 @@ impl Inner {
     }
 
     /// Destroys, checks, records, and only then gives the lease back.
-    async fn take_down(&self, live: &Live) -> Result<()> {
+    pub(crate) async fn take_down(&self, live: &Live) -> Result<()> {
         let id = live.sandbox.id();
         let mut held = live.lease.lock().await;
         if held.is_none() {
@@ -448,17 +403,8 @@ impl Inner {
     }
 }
 
-fn created(sandbox: &SandboxId, order: &Order) -> Event {
+pub(crate) fn created(sandbox: &SandboxId, order: &Order) -> Event {
     Event::Created {
-        sandbox: sandbox.clone(),
-        tenant: order.admitted.spec().tenant.clone(),
-        backend: order.admitted.backend().clone(),
-        boundary: order.admitted.boundary(),
-    }
-}
-
-fn prepared(sandbox: &SandboxId, order: &Order) -> Event {
-    Event::Prepared {
         sandbox: sandbox.clone(),
         tenant: order.admitted.spec().tenant.clone(),
         backend: order.admitted.backend().clone(),

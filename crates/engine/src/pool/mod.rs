@@ -6,6 +6,7 @@
 mod claim;
 mod fit;
 mod machine;
+mod pipeline;
 #[cfg(test)]
 mod schedules;
 mod steward;
@@ -19,11 +20,11 @@ use stockade_core::{
 };
 
 pub(crate) use claim::{Claim, Seated};
-pub(crate) use steward::Steward;
 
 use crate::engine::{Engine, Inner, lock};
 use crate::sandboxes::{Live, Order};
 use machine::{Bounds, Counts};
+use steward::Steward;
 
 const OPEN: &str = "open a pool";
 
@@ -232,15 +233,5 @@ impl Pools {
 impl Drop for Pools {
     fn drop(&mut self) {
         lock(&self.0).iter().for_each(|steward| steward.abandon());
-    }
-}
-
-impl Inner {
-    /// A prepared sandbox, where there is a pool for what is ordered.
-    pub(crate) async fn claim(&self, order: &Order) -> Result<Option<Claim>> {
-        match self.pools.serving(order) {
-            Some(steward) => steward.claim(order).await.map(Some),
-            None => Ok(None),
-        }
     }
 }
