@@ -98,6 +98,8 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         Event::Started { .. }
         | Event::Created { .. }
         | Event::Prepared { .. }
+        | Event::Captured { .. }
+        | Event::Restored { .. }
         | Event::Destroyed { .. }
         | Event::Decided { .. }
         | Event::Refused { .. }

@@ -20,6 +20,7 @@ use crate::pool::{Claim, Pools};
 use crate::registry::Registry;
 use crate::sandboxes::{Live, Order};
 use crate::select::{Selection, select};
+use crate::snapshots::Snapshots;
 use crate::state::StateDir;
 
 /// The engine. Clones are the same engine.
@@ -33,6 +34,7 @@ pub(crate) struct Inner {
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
+    pub snapshots: Arc<Snapshots>,
     pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
     pub pools: Pools,
@@ -50,6 +52,7 @@ impl Engine {
         let inner = Inner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
+            snapshots: Arc::new(Snapshots::open(&state)?),
             registry: Registry::new(backends, Measurements::below(&config.state_dir)),
             live: Mutex::default(),
             running: Mutex::default(),
@@ -72,6 +75,11 @@ impl Engine {
     /// What each backend has on this host, measured now.
     pub async fn detect(&self) -> Vec<Capabilities> {
         self.inner.registry.measure_anew().await
+    }
+
+    /// What one backend has on this host, as it was last measured.
+    pub async fn detect_one(&self, backend: &BackendName) -> Option<Capabilities> {
+        self.inner.registry.capabilities(backend).await.cloned()
     }
 
     /// Runs one command in a sandbox of its own, which is destroyed before the outcome is revealed.
@@ -271,7 +279,7 @@ impl Inner {
 
     fn order(&self, admitted: Admitted) -> Result<Order> {
         match self.registry.get(admitted.backend()) {
-            Some(backend) => Ok(Order { backend: Arc::clone(backend), admitted }),
+            Some(backend) => Ok(Order { backend: Arc::clone(backend), admitted, from: None }),
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }
     }

@@ -3,6 +3,7 @@
 //! Every front end goes through [`Engine`]. Backends are passed in; nothing is looked up in the
 //! surroundings, and nothing here knows how any wall is built.
 
+mod capture;
 mod config;
 mod engine;
 mod execution;
@@ -15,6 +16,7 @@ mod pool;
 mod registry;
 mod sandboxes;
 mod select;
+mod snapshots;
 mod state;
 mod supervise;
 
@@ -30,4 +32,5 @@ pub use journal::{
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
+pub use snapshots::{Part, Snapshot, SnapshotListing, Snapshots};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

@@ -147,6 +147,18 @@ async fn what_does_not_fit_is_made_as_if_there_were_no_pool() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_starts_with_a_captured_state_is_never_taken_from_a_pool() {
+    let bench = bench(Faults::default()).await;
+    bench.pool(sized(2, 8)).await;
+    let ready = bench.there().await;
+    let id = bench.engine.create(spec()).await.unwrap();
+    let snapshot = bench.engine.snapshot(&id, SnapshotKind::Files).await.unwrap();
+    let copy = bench.engine.create_from(&snapshot.id, spec()).await.unwrap();
+    assert!(ready.contains(&id) && !ready.contains(&copy), "a prepared one has no such state");
+    bench.closes().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_sandbox_is_ever_given_twice() {
     let bench = bench(Faults::default()).await;
     bench.pool(sized(2, 3)).await;

@@ -25,6 +25,7 @@ use stockade_core::{
 };
 use tokio::sync::{OnceCell, OwnedMutexGuard};
 
+use crate::linux::archives::Archives;
 use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
 use crate::linux::{self, hold};
@@ -123,7 +124,8 @@ impl Inner {
         walls::read_back(running.pid, engine)?;
         let client = pipe.connect().await?;
         let user = plan::user(admitted.spec(), engine)?;
-        Ok(DockerSandbox { running, client, user, container })
+        let archives = Archives::new(NAME, admitted);
+        Ok(DockerSandbox { running, client, user, container, archives })
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {

@@ -12,7 +12,6 @@ mod private;
 mod probe;
 mod runsc;
 mod sandbox;
-mod snapshot;
 mod spawner;
 mod words;
 
@@ -35,10 +34,10 @@ use tokio::net::unix::pipe;
 use private::Private;
 use runsc::{Platform, Runsc};
 use sandbox::{Brake, GvisorSandbox};
-use snapshot::Snapshots;
 use spawner::Spawner;
 use words::Words;
 
+use crate::linux::archives::Archives;
 use crate::linux::cgroup::{Group, House, throwaway};
 use crate::linux::limits::per_process;
 use crate::linux::running::{self, Built, Ending};
@@ -52,9 +51,6 @@ pub const NAME: BackendName = BackendName::literal("gvisor");
 const OWN_PROCESSES: u64 = 2;
 /// Threads of the host that the runtime needs for itself.
 const HOST_THREADS: u32 = 512;
-/// The most a snapshot may hold where nothing else bounds the disk.
-const MOST_KEPT: u64 = 1 << 30;
-
 const HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
 
 /// The gvisor backend. Its sandboxes end with this value.
@@ -167,7 +163,7 @@ impl Gvisor {
             running,
             client,
             user: plan.user,
-            snapshots: snapshots(id, &private, admitted),
+            archives: Archives::new(NAME, admitted),
             brake: Arc::new(Brake {
                 runsc,
                 private,
@@ -285,11 +281,6 @@ async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)>
             Err(not_started(std::io::Error::other(error.message().to_owned()), said))
         }
     }
-}
-
-fn snapshots(id: &SandboxId, private: &Private, admitted: &Admitted) -> Snapshots {
-    let most = admitted.limits().disk.map_or(MOST_KEPT, |disk| disk.0);
-    Snapshots::new(id.clone(), private.kept(), plan::writable(admitted.spec()), most)
 }
 
 #[async_trait]

@@ -72,12 +72,6 @@ pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
     spec.user.unwrap_or(only)
 }
 
-/// The places that a guest may write to, its workspace first.
-pub(super) fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
-    let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
-    workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
-}
-
 /// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.
 fn owner(binds: &[Bind]) -> User {
     let written = binds.iter().find(|bind| !bind.read_only);

@@ -45,7 +45,7 @@ impl Private {
     /// Makes it, with its parts. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
         let private = Self(base()?.join(id.as_str()));
-        let parts = [(private.root(), 0o755), (private.state(), 0o700), (private.kept(), 0o700)];
+        let parts = [(private.root(), 0o755), (private.state(), 0o700)];
         let whole = [(private.0.clone(), PASSABLE)];
         for (directory, mode) in whole.into_iter().chain(parts) {
             let made = DirBuilder::new().mode(mode).create(directory);
@@ -67,11 +67,6 @@ impl Private {
     /// Where the runtime notes what it runs.
     pub(super) fn state(&self) -> PathBuf {
         self.0.join("state")
-    }
-
-    /// Where snapshots are kept.
-    pub(super) fn kept(&self) -> PathBuf {
-        self.0.join("snapshots")
     }
 }
 

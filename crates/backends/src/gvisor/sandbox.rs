@@ -1,23 +1,24 @@
 //! A sandbox of the gvisor backend: the agent's client, with the host's counters and the runtime behind
 //! it.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes as Data;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, Error, ErrorCode, Files, Process, ProcessControl, Result, Sandbox,
-    SandboxId, Signal, SnapshotId, SnapshotKind, TerminalSize, User,
+    Command, EffectiveLimits, Error, ErrorCode, Files, Parts, Process, ProcessControl, Result,
+    Sandbox, SandboxId, SnapshotKind, User,
 };
 use tokio::sync::Mutex;
 
 use super::NAME;
 use super::private::Private;
 use super::runsc::Runsc;
-use super::snapshot::Snapshots;
+use crate::linux::archives::Archives;
+use crate::linux::brake::{self, Brake as _, Braked};
 use crate::linux::running::Running;
 use crate::linux::settle;
 use crate::linux::watch::{Watched, held};
@@ -30,7 +31,7 @@ pub(super) struct GvisorSandbox {
     pub client: AgentClient,
     /// Whom everything in it runs as.
     pub user: User,
-    pub snapshots: Snapshots,
+    pub archives: Archives,
     pub brake: Arc<Brake>,
 }
 
@@ -42,7 +43,8 @@ pub(super) struct Brake {
     pub stopped: Mutex<bool>,
 }
 
-impl Brake {
+#[async_trait]
+impl brake::Brake for Brake {
     async fn set(&self, stop: bool) -> Result<()> {
         let mut stopped = self.stopped.lock().await;
         if *stopped == stop {
@@ -51,6 +53,16 @@ impl Brake {
         self.ask(if stop { "pause" } else { "resume" }).await?;
         *stopped = stop;
         Ok(())
+    }
+}
+
+impl Brake {
+    /// Refuses what needs an answer from inside.
+    async fn goes_on(&self, operation: &'static str) -> Result<()> {
+        match *self.stopped.lock().await {
+            false => Ok(()),
+            true => Err(brake::stopped(NAME, operation)),
+        }
     }
 
     async fn ask(&self, verb: &'static str) -> Result<()> {
@@ -84,7 +96,7 @@ impl Sandbox for GvisorSandbox {
         let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
         let control: Arc<dyn ProcessControl> =
-            Arc::new(Braked { control, brake: Arc::clone(&self.brake) });
+            Arc::new(Braked { control, brake: Arc::clone(&self.brake) as _ });
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })
     }
@@ -93,15 +105,14 @@ impl Sandbox for GvisorSandbox {
         Ok(self.client.files())
     }
 
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        match kind {
-            SnapshotKind::Files => self.snapshots.take(&self.client).await,
-            SnapshotKind::Full => Err(Error::unsupported("snapshot", kind.feature())),
-        }
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.brake.goes_on("snapshot").await?;
+        self.archives.take(&self.client, kind, into).await
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        self.snapshots.bring_back(&self.client, snapshot).await
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.brake.goes_on("restore").await?;
+        self.archives.bring_back(&self.client, from).await
     }
 
     async fn pause(&self) -> Result<()> {
@@ -110,36 +121,5 @@ impl Sandbox for GvisorSandbox {
 
     async fn resume(&self) -> Result<()> {
         self.brake.set(false).await
-    }
-}
-
-/// The control of a process whose sandbox may be stopped. What is to end has to run for that: the agent
-/// that ends it is stopped as well.
-struct Braked {
-    control: Arc<dyn ProcessControl>,
-    brake: Arc<Brake>,
-}
-
-#[async_trait]
-impl ProcessControl for Braked {
-    async fn kill(&self) -> Result<()> {
-        self.brake.set(false).await?;
-        self.control.kill().await
-    }
-
-    async fn signal(&self, signal: Signal) -> Result<()> {
-        self.control.signal(signal).await
-    }
-
-    async fn write_stdin(&self, data: Data) -> Result<()> {
-        self.control.write_stdin(data).await
-    }
-
-    async fn close_stdin(&self) -> Result<()> {
-        self.control.close_stdin().await
-    }
-
-    async fn resize(&self, size: TerminalSize) -> Result<()> {
-        self.control.resize(size).await
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, TenantName, Workspace,
-    WorkspaceId,
+    BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, SnapshotId,
+    SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 
 /// One thing that happened.
@@ -56,6 +56,25 @@ pub enum Event {
         backend: BackendName,
         /// What its walls are.
         boundary: Boundary,
+        /// The captured state that it starts with.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<SnapshotId>,
+    },
+    /// The state of a sandbox was captured.
+    Captured {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// What was stored.
+        snapshot: SnapshotId,
+        /// Of what kind.
+        what: SnapshotKind,
+    },
+    /// A captured state is about to be brought back in place.
+    Restored {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// Which state.
+        snapshot: SnapshotId,
     },
     /// A sandbox is about to be built for whoever will want it. When somebody takes it, that is
     /// recorded as its creation, or as the start of the execution it was taken for.
@@ -137,6 +156,8 @@ impl Event {
             Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
             | Self::Prepared { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
@@ -151,6 +172,8 @@ impl Event {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
             | Self::Prepared { sandbox, .. }
+            | Self::Captured { sandbox, .. }
+            | Self::Restored { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
@@ -171,6 +194,8 @@ impl Event {
             | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
             Self::Stopped { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
             | Self::Destroyed { .. }
             | Self::WorkspaceReleased { .. }
             | Self::Rotated { .. } => None,

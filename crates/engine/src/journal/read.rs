@@ -148,6 +148,8 @@ impl<'a> Jobs<'a> {
             }
             Event::Created { .. }
             | Event::Prepared { .. }
+            | Event::Captured { .. }
+            | Event::Restored { .. }
             | Event::Destroyed { .. }
             | Event::Decided { job: None, .. }
             | Event::Refused { .. }

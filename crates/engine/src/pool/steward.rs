@@ -86,8 +86,9 @@ impl Steward {
         steward
     }
 
+    /// Whether it has what is ordered. Nothing is prepared to start with a captured state.
     pub(super) fn serves(&self, order: &Order) -> bool {
-        same_walls(&self.template.admitted, &order.admitted)
+        order.from.is_none() && same_walls(&self.template.admitted, &order.admitted)
     }
 
     pub(super) fn is_of(&self, tenant: &TenantName) -> bool {

@@ -32,6 +32,8 @@ fn recorded(job: &Job) -> Option<&Outcome> {
         Event::Started { .. }
         | Event::Created { .. }
         | Event::Prepared { .. }
+        | Event::Captured { .. }
+        | Event::Restored { .. }
         | Event::Destroyed { .. }
         | Event::Decided { .. }
         | Event::Refused { .. }

@@ -17,6 +17,7 @@ pub(crate) struct Base {
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    freezer: Option<PathBuf>,
     own_processes: u64,
 }
 
@@ -27,6 +28,7 @@ pub(crate) struct Directories {
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    pub(super) freezer: Option<PathBuf>,
 }
 
 const PERIOD_US: u64 = 100_000;
@@ -40,6 +42,7 @@ impl Base {
             pids: parent("pids"),
             cpu: parent("cpu"),
             cpuacct: parent("cpuacct"),
+            freezer: parent("freezer"),
         };
         (base.controllers() != Controllers::default()).then_some(base)
     }
@@ -50,11 +53,12 @@ impl Base {
             processes: self.pids.is_some(),
             cpu: self.cpu.is_some(),
             cpu_usage: self.cpuacct.is_some(),
+            freezer: self.freezer.is_some(),
         }
     }
 
     pub(super) fn parents(&self) -> Vec<PathBuf> {
-        [&self.memory, &self.pids, &self.cpu, &self.cpuacct]
+        [&self.memory, &self.pids, &self.cpu, &self.cpuacct, &self.freezer]
             .into_iter()
             .flatten()
             .cloned()
@@ -68,6 +72,7 @@ impl Base {
             pids: of(&self.pids),
             cpu: of(&self.cpu),
             cpuacct: of(&self.cpuacct),
+            freezer: of(&self.freezer),
         }
     }
 
@@ -109,16 +114,14 @@ impl Directories {
             pids: directory("pids"),
             cpu: directory("cpu"),
             cpuacct: directory("cpuacct"),
+            freezer: directory("freezer"),
         })
     }
 
     /// Each once: two controllers often share one hierarchy.
     pub(super) fn all(&self) -> Vec<PathBuf> {
-        let mut all: Vec<PathBuf> = [&self.memory, &self.pids, &self.cpu, &self.cpuacct]
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
+        let each = [&self.memory, &self.pids, &self.cpu, &self.cpuacct, &self.freezer];
+        let mut all: Vec<PathBuf> = each.into_iter().flatten().cloned().collect();
         all.sort();
         all.dedup();
         all
