@@ -8,6 +8,7 @@ mod floor;
 mod gvisor;
 mod native;
 mod peers;
+mod pool;
 mod pump;
 mod search;
 mod ssh;
@@ -23,10 +24,11 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 8] = [
+const ALL: [Measurement; 9] = [
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
     ("native", native::measure),
+    ("pool", pool::measure),
     ("pump", pump::measure),
     ("search", search::measure),
     ("ssh", ssh::measure),

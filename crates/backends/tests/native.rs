@@ -89,3 +89,34 @@ async fn what_a_copy_on_write_workspace_holds_counts_towards_the_disk_limit() {
     assert_eq!(outcome.ending, Ending::LimitExceeded(LimitKind::Disk), "{err}");
     assert!(state.path().join("upper/1").exists() && !state.path().join("lower/1").exists());
 }
+
+#[tokio::test]
+async fn one_that_somebody_took_down_is_not_alive_and_not_given_by_a_pool() {
+    let (engine, _state) = engine().await;
+    let spec = SandboxSpec::default();
+    let pool = PoolSpec { minimum: 2, ..PoolSpec::of(spec.clone()) };
+    let pool = engine.open_pool(pool).await.unwrap();
+    let filled = async {
+        while pool.status().ready < 2 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), filled).await.unwrap();
+    let leases = engine.list().await.unwrap().leases;
+    let ready: Vec<_> = leases.into_iter().filter(|lease| lease.body.ready).collect();
+    let stranger = Native::new();
+    for lease in &ready {
+        stranger.destroy(&lease.body.id).await.unwrap();
+    }
+    let id = engine.create(spec).await.unwrap();
+    assert!(!ready.iter().any(|lease| lease.body.id == id), "a dead one was given");
+    let execution = engine.exec(&id, Command::program(["true"])).await.unwrap();
+    assert!(execution.outcome().await.success());
+
+    let mine = engine.sandbox(&id).unwrap();
+    assert!(mine.alive());
+    stranger.destroy(&id).await.unwrap();
+    assert!(!mine.alive());
+    engine.close().await.unwrap();
+    assert!(engine.list().await.unwrap().leases.is_empty());
+}

@@ -97,6 +97,7 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         Event::Stopped { outcome, .. } => Some(outcome),
         Event::Started { .. }
         | Event::Created { .. }
+        | Event::Prepared { .. }
         | Event::Captured { .. }
         | Event::Restored { .. }
         | Event::Destroyed { .. }

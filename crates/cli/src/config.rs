@@ -14,6 +14,7 @@ use stockade_core::{
 use stockade_engine::{EngineConfig, Quota, StateDir};
 use stockade_tools::ApprovalConfig;
 
+use crate::pools::PoolSetting;
 use crate::printer::Printer;
 use crate::workspace;
 
@@ -45,6 +46,8 @@ pub struct Settings {
     docker: DockerSetting,
     /// Other hosts.
     ssh: SshSettings,
+    /// Sandboxes that a server keeps ready. A later file's take the place of an earlier one's.
+    pool: Option<Vec<PoolSetting>>,
 }
 
 /// Which container engine is used, and how.
@@ -92,6 +95,11 @@ impl Settings {
     /// The hosts that sandboxes may be built on.
     pub fn hosts(&self) -> Vec<Host> {
         self.ssh.hosts.clone().unwrap_or_default()
+    }
+
+    /// Sandboxes that a server keeps ready.
+    pub fn pools(&self) -> &[PoolSetting] {
+        self.pool.as_deref().unwrap_or_default()
     }
 
     /// Where journal and leases live.
@@ -143,6 +151,7 @@ impl Settings {
                 runtime: self.docker.runtime.or(earlier.docker.runtime),
             },
             ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
+            pool: self.pool.or(earlier.pool),
         }
     }
 }
@@ -280,6 +289,8 @@ mod tests {
             ("[limits]\nram = \"1g\"", "ram"),
             ("[quotas.a]\nboxes = 1", "boxes"),
             ("[[ssh.hosts]]\nname = \"a\"\nkey = \"b\"", "key"),
+            ("[[pool]]\nready = 2", "ready"),
+            ("[[pool]]\n[pool.spec]\nnetwrok = \"none\"", "netwrok"),
         ] {
             let error = from_toml(text).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains("/etc/x.toml"), "{error}");

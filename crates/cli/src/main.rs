@@ -19,6 +19,7 @@ mod interrupts;
 mod lasting;
 mod mcp;
 mod output;
+mod pools;
 mod printer;
 mod reasons;
 mod registry;

@@ -23,6 +23,7 @@ use crate::args::SpecArgs;
 use crate::asking::AtTerminal;
 use crate::config::Settings;
 use crate::interrupts::{self, Interrupts};
+use crate::pools;
 use crate::printer::Printer;
 use crate::registry;
 use crate::views;
@@ -83,6 +84,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     let views = views::source(&wanted, &spec, &engine, &settings).await?;
+    pools::open(settings.pools(), &spec, &engine, printer).await?;
     let options = ToolboxOptions { views: views.clone(), ..options(spec, &settings, args.local)? };
     let person = if door.is_some() && !printer.is_json() { AtTerminal::reach()? } else { None };
     if person.is_some() {

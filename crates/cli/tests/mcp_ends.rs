@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use common::lasting::eventually;
-use common::{Done, Place, finish, signal, wait};
+use common::{Done, Place, command_lines, finish, pids_of, signal, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -161,6 +161,54 @@ fn nothing_is_built_until_it_is_needed() {
     let leases = std::fs::read_dir(place.state().join("leases")).unwrap();
     assert_eq!(leases.flatten().filter(|entry| entry.file_name() != "lock").count(), 0);
     conversation.end().is(0, "", "");
+}
+
+/// Has the user's file say this.
+fn configure(place: &Place, text: &str) {
+    let dir = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("config.toml"), text).unwrap();
+}
+
+/// The sandboxes that `ps` says are so.
+fn those(place: &Place, state: &str) -> Vec<String> {
+    let listed = place.stockade(&["ps", "--json"]).stdout;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let rows = listed["sandboxes"].as_array().unwrap().iter();
+    let are_so = rows.filter(|row| row["state"] == state);
+    are_so.map(|row| row["sandbox"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_is_kept_ready_is_taken_and_nothing_of_it_is_left() {
+    let place = Place::new();
+    configure(&place, "[[pool]]\nminimum = 2\n");
+    let mut conversation = Conversation::begin(&place, &[]);
+    eventually("two are ready", || those(&place, "ready").len() == 2);
+    let ready = those(&place, "ready");
+    assert_eq!(conversation.bash("echo hello")["stdout"], "hello\n");
+    let [bound] = &those(&place, "alive")[..] else { panic!("it has one sandbox") };
+    assert!(ready.contains(bound), "it was made anew");
+    eventually("another is made", || those(&place, "ready").len() == 2);
+    let agents: Vec<_> = those(&place, "ready").iter().flat_map(|id| pids_of(id)).collect();
+    assert!(!agents.is_empty());
+    conversation.end().is(0, "", "");
+    place.assert_nothing_is_left();
+    let left = command_lines();
+    assert!(!ready.iter().any(|id| left.iter().any(|line| line.contains(id.as_str()))));
+}
+
+#[test]
+fn a_pool_that_cannot_be_is_refused_and_one_that_is_of_no_use_is_said_to_be() {
+    let place = Place::new();
+    configure(&place, "[[pool]]\nminimum = 3\nmaximum = 2\n");
+    place.stockade(&["mcp"]).is_refused(&["minimum 3", "maximum 2"]);
+    configure(&place, "[[pool]]\nminimum = 1\n[[pool]]\nminimum = 1\n");
+    place.stockade(&["mcp"]).is_refused(&["the same spec"]);
+    place.assert_nothing_is_left();
+    configure(&place, "[[pool]]\n");
+    let done = Conversation::begin(&place, &["--overlay"]).end();
+    assert!(done.stderr.contains("no sandbox is kept ready"), "{done:?}");
 }
 
 #[test]

@@ -82,6 +82,12 @@ pub trait Sandbox: Send + Sync {
     /// Its id.
     fn id(&self) -> &SandboxId;
 
+    /// Whether it can still be used, as far as that is known without asking anybody: false once its
+    /// pipe is gone or its last process has ended. Cheap, and never waits.
+    fn alive(&self) -> bool {
+        true
+    }
+
     /// Starts a command. The engine has already merged environment, directory and user.
     ///
     /// - A program that cannot be started is an [`ExitStatus::StartFailed`] event, not an error (C-10).

@@ -16,6 +16,7 @@ use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
 use crate::measured::Measurements;
+use crate::pool::{Claim, Pools};
 use crate::registry::Registry;
 use crate::sandboxes::{Live, Order};
 use crate::select::{Selection, select};
@@ -36,6 +37,7 @@ pub(crate) struct Inner {
     pub snapshots: Arc<Snapshots>,
     pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
+    pub pools: Pools,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,6 +56,7 @@ impl Engine {
             registry: Registry::new(backends, Measurements::below(&config.state_dir)),
             live: Mutex::default(),
             running: Mutex::default(),
+            pools: Pools::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };
@@ -91,8 +94,9 @@ impl Engine {
     /// If this future is dropped, nothing is left (C-32).
     pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
-        let shared = self.inner.begin(id::fresh()?, &order, id::fresh()?, &command).await?;
-        self.start(order, command, shared).await
+        let (claim, sandbox) = self.inner.place(&order).await?;
+        let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
+        self.start(order, command, shared, claim).await
     }
 
     /// Like [`Engine::run`], with a follower who is there from the first byte on.
@@ -102,9 +106,10 @@ impl Engine {
         command: Command,
     ) -> Result<(Execution, Subscription)> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
-        let shared = self.inner.begin(id::fresh()?, &order, id::fresh()?, &command).await?;
+        let (claim, sandbox) = self.inner.place(&order).await?;
+        let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
         let follower = shared.history.follow();
-        Ok((self.start(order, command, shared).await?, follower))
+        Ok((self.start(order, command, shared, claim).await?, follower))
     }
 
     async fn start(
@@ -112,14 +117,16 @@ impl Engine {
         order: Order,
         command: Command,
         shared: Arc<Shared>,
+        claim: Option<Claim>,
     ) -> Result<Execution> {
         // The handle cancels when it is dropped, so giving up half-way ends what the task has begun.
         let execution = Execution::new(Arc::clone(&shared));
-        self.inner.clone().start(order, command, shared).await?;
+        self.inner.clone().start(order, command, shared, claim).await?;
         Ok(execution)
     }
 
-    /// Builds a sandbox that stays until it is destroyed or its engine ends.
+    /// A sandbox that stays until it is destroyed or its engine ends: a prepared one where a pool has
+    /// what is asked for, else a new one.
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxId> {
         let order = self.inner.admit(&spec, None).await?;
         self.inner.clone().create_live(order).await
@@ -192,6 +199,9 @@ impl Engine {
 
     /// Ends a sandbox and everything in it; returns when nothing is left (C-30). Idempotent.
     pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        if let Some(ready) = self.inner.pools.withdraw(id) {
+            lock(&self.inner.live).insert(id.clone(), Arc::new(ready));
+        }
         let live = lock(&self.inner.live).get(id).cloned();
         match live {
             Some(live) => self.inner.clone().retire(live).await,
@@ -214,6 +224,8 @@ impl Engine {
         let running: Vec<_> =
             lock(&self.inner.running).values().filter_map(Weak::upgrade).collect();
         running.iter().for_each(|shared| shared.cancel());
+        // What a pool could not take down is among the live ones afterwards, and tried again.
+        self.inner.pools.close().await;
         let ids: BTreeSet<_> = lock(&self.inner.live).keys().cloned().collect();
         let mut result = Ok(());
         for id in ids {
@@ -331,6 +343,13 @@ impl Inner {
         }
         let shared = self.begin(job, &live.order, id.clone(), command).await?;
         Ok((live, shared))
+    }
+
+    /// Where a command of its own will run: in a prepared sandbox, or in one yet to be made.
+    async fn place(&self, order: &Order) -> Result<(Option<Claim>, SandboxId)> {
+        let claim = self.claim(order).await?;
+        let sandbox = claim.as_ref().map_or_else(id::fresh, |claim| Ok(claim.id().clone()))?;
+        Ok((claim, sandbox))
     }
 
     /// Opens the record of an execution: nothing runs before this has been written (C-40).

@@ -44,6 +44,9 @@ pub struct LeaseBody {
     pub owner: u32,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,
+    /// Whether it is prepared for a caller who has not come yet. It is the tenant's all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ready: bool,
 }
 
 /// The leases of one state directory.
@@ -100,7 +103,8 @@ impl LeaseBody {
     /// A lease of this process, from now.
     pub fn new(id: SandboxId, backend: BackendName, tenant: TenantName) -> Self {
         let owner = std::process::id();
-        Self { id, backend, tenant, created: Timestamp::now(), owner, labels: BTreeMap::new() }
+        let (created, labels) = (Timestamp::now(), BTreeMap::new());
+        Self { id, backend, tenant, created, owner, labels, ready: false }
     }
 }
 
@@ -114,14 +118,10 @@ impl Leases {
     /// leases the tenant may have, this one included.
     pub fn acquire(&self, body: LeaseBody, quota: Option<u32>) -> Result<Lease> {
         const ACQUIRE: &str = "take a lease";
-        let json = serde_json::to_vec(&body).map_err(|error| self.failed(ACQUIRE, error.into()))?;
-        if json.len() as u64 > MAX_LEASE {
-            let message = format!("the labels take more than {MAX_LEASE} bytes");
-            return Err(Error::new(ErrorCode::TooLarge, ACQUIRE, message).remedy("shorten them"));
-        }
+        let json = self.encode(ACQUIRE, &body)?;
         // Held until the lease is there, so that no other counts in between.
         let _probing = quota.map(|quota| self.within_quota(&body.tenant, quota)).transpose()?;
-        let lock = self.place(&body.id, &json).map_err(|error| {
+        let lock = self.place(&body.id, &json, Directory::link).map_err(|error| {
             if error.kind() == io::ErrorKind::AlreadyExists {
                 return in_use(&body.id);
             }
@@ -130,22 +130,37 @@ impl Leases {
         Ok(Lease(Holding { dir: Arc::clone(&self.0), body, _lock: lock }))
     }
 
+    fn encode(&self, operation: &'static str, body: &LeaseBody) -> Result<Vec<u8>> {
+        let json =
+            serde_json::to_vec(body).map_err(|error| self.failed(operation, error.into()))?;
+        if json.len() as u64 > MAX_LEASE {
+            let message = format!("the labels take more than {MAX_LEASE} bytes");
+            return Err(Error::new(ErrorCode::TooLarge, operation, message).remedy("shorten them"));
+        }
+        Ok(json)
+    }
+
     fn within_quota(&self, tenant: &TenantName, quota: u32) -> Result<Locked> {
         let probing = self.probing()?;
         let listing = self.look(&probing)?;
         let theirs = |info: &&LeaseInfo| info.alive && info.body.tenant == *tenant;
-        let live = listing.leases.iter().filter(theirs).count();
+        let theirs: Vec<_> = listing.leases.iter().filter(theirs).collect();
+        let live = theirs.len();
         if live < quota as usize {
             return Ok(probing);
         }
-        let message = format!("tenant {tenant} has {live} of at most {quota} sandboxes");
+        let ready = theirs.iter().filter(|info| info.body.ready).count();
+        let ready =
+            if ready > 0 { format!(", {ready} of them ready in a pool") } else { "".into() };
+        let message = format!("tenant {tenant} has {live} of at most {quota} sandboxes{ready}");
         Err(Error::new(ErrorCode::QuotaExceeded, "take a lease", message)
             .remedy("wait until one has ended, destroy one, or raise the quota"))
     }
 
-    fn place(&self, id: &SandboxId, json: &[u8]) -> io::Result<Locked> {
+    /// Writes a lease under a name of its own, takes its lock, and only then gives it its place.
+    fn place(&self, id: &SandboxId, json: &[u8], put: Put) -> io::Result<Locked> {
         for _ in 0..ATTEMPTS {
-            match self.place_once(id, json) {
+            match self.place_once(id, json, put) {
                 Ok(Some(lock)) => return Ok(lock),
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -155,11 +170,11 @@ impl Leases {
         Err(io::Error::from(io::ErrorKind::ResourceBusy))
     }
 
-    fn place_once(&self, id: &SandboxId, json: &[u8]) -> io::Result<Option<Locked>> {
+    fn place_once(&self, id: &SandboxId, json: &[u8], put: Put) -> io::Result<Option<Locked>> {
         let draft = draft_name(DRAFT);
         let file = self.0.open(&draft, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? else { return Ok(None) };
-        let placed = lock.file().write_all(json).and_then(|()| self.0.link(&draft, &name_of(id)));
+        let placed = lock.file().write_all(json).and_then(|()| put(&self.0, &draft, &name_of(id)));
         self.0.remove(&draft)?;
         placed.map(|()| Some(lock))
     }
@@ -214,16 +229,30 @@ impl Leases {
     fn look(&self, _probing: &Locked) -> Result<LeaseListing> {
         let mut listing = LeaseListing::default();
         for name in self.names()?.iter().filter(|name| name.ends_with(SUFFIX)) {
+            self.look_at(name, &mut listing)?;
+        }
+        Ok(listing)
+    }
+
+    fn look_at(&self, name: &str, listing: &mut LeaseListing) -> Result<()> {
+        // One that is gone when it is probed was released, or has got another file under its name.
+        for _ in 0..ATTEMPTS {
             let seen = self.see(name).map_err(|error| self.failed("read a lease", error))?;
-            let Some(Seen { file, body }) = seen else { continue };
-            match body {
-                Ok(body) => listing.leases.extend(self.probe(file, body)?),
-                Err(problem) => {
+            match seen {
+                None => break,
+                Some(Seen { file, body: Ok(body) }) => {
+                    if let Some(info) = self.probe(file, body)? {
+                        listing.leases.push(info);
+                        break;
+                    }
+                }
+                Some(Seen { body: Err(problem), .. }) => {
                     listing.malformed.push(MalformedLease { file: self.0.path_of(name), problem });
+                    break;
                 }
             }
         }
-        Ok(listing)
+        Ok(())
     }
 
     fn probe(&self, file: File, body: LeaseBody) -> Result<Option<LeaseInfo>> {
@@ -270,6 +299,9 @@ impl Leases {
             .source(error)
     }
 }
+
+/// How a lease gets its place: beside nothing, or instead of what was there.
+type Put = fn(&Directory, &str, &str) -> io::Result<()>;
 
 /// A lease file that was opened: what it says, or what is wrong with it.
 struct Seen {
@@ -320,6 +352,20 @@ impl Lease {
     /// What it says.
     pub fn body(&self) -> &LeaseBody {
         &self.0.body
+    }
+
+    /// A caller has come for what was ready: it has these labels, and its time begins now. Whoever
+    /// looks meanwhile sees the lease held, as it was or as it is.
+    pub fn hand_over(&mut self, labels: &BTreeMap<String, String>) -> Result<()> {
+        const HAND_OVER: &str = "hand a lease over";
+        let leases = Leases(Arc::clone(&self.0.dir));
+        let (labels, created) = (labels.clone(), Timestamp::now());
+        let body = LeaseBody { labels, created, ready: false, ..self.0.body.clone() };
+        let json = leases.encode(HAND_OVER, &body)?;
+        let placed = leases.place(&body.id, &json, Directory::rename);
+        self.0._lock = placed.map_err(|error| leases.failed(HAND_OVER, error))?;
+        self.0.body = body;
+        Ok(())
     }
 
     /// Ends the lease: the sandbox is gone.

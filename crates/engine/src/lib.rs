@@ -1,4 +1,4 @@
-//! The one pipeline: tenants, selection, execution, output, leases, audit journal.
+//! The one pipeline: tenants, selection, execution, output, leases, pools, audit journal.
 //!
 //! Every front end goes through [`Engine`]. Backends are passed in; nothing is looked up in the
 //! surroundings, and nothing here knows how any wall is built.
@@ -12,6 +12,7 @@ mod id;
 mod journal;
 mod lease;
 mod measured;
+mod pool;
 mod registry;
 mod sandboxes;
 mod select;
@@ -29,6 +30,7 @@ pub use journal::{
     Records, Timestamp, Verdict,
 };
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
+pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
 pub use snapshots::{Part, Snapshot, SnapshotListing, Snapshots};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

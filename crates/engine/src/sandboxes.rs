@@ -16,6 +16,7 @@ use crate::execution::{Control, Finished, Shared};
 use crate::id;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody, StaleLease};
+use crate::pool::{Claim, Seated};
 use crate::supervise::{Ended, supervise};
 
 /// The programs a clean environment finds.
@@ -59,9 +60,25 @@ pub(crate) struct Live {
     /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
     lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<Shared>>>,
+    /// Its seat in a pool, free again when everything of it is gone.
+    pub seat: Option<Seated>,
 }
 
 impl Live {
+    fn new(order: &Order, sandbox: Arc<dyn Sandbox>, lease: Lease) -> Self {
+        let lease = tokio::sync::Mutex::new(Some(lease));
+        Self { order: order.clone(), sandbox, lease, executions: Mutex::default(), seat: None }
+    }
+
+    /// Takes it over for a caller, whose labels it has from now on.
+    pub(crate) fn dress(&mut self, order: &Order) -> Result<()> {
+        if let Some(lease) = self.lease.get_mut() {
+            lease.hand_over(&order.admitted.spec().labels)?;
+        }
+        self.order = order.clone();
+        Ok(())
+    }
+
     fn remember(&self, shared: &Arc<Shared>) {
         let mut executions = lock(&self.executions);
         executions.retain(|execution| execution.strong_count() > 0);
@@ -105,9 +122,14 @@ impl Inner {
         order: Order,
         command: Command,
         shared: Arc<Shared>,
+        claim: Option<Claim>,
     ) -> Result<()> {
         in_a_task(async move {
-            let built = self.build(&order, &shared.sandbox, shared.cancelled()).await;
+            // The pool makes no other before the command runs.
+            let (built, _answer) = match claim.and_then(Claim::accept) {
+                Some((live, answer)) => (Ok(live), Some(answer)),
+                None => (self.build(&order, &shared.sandbox, shared.cancelled()).await, None),
+            };
             let live = match built {
                 Ok(live) => live,
                 Err(error) => return Err(self.never_ran(&order, &shared, error, Ok(())).await),
@@ -148,6 +170,9 @@ impl Inner {
 
     /// Builds a sandbox that lives on.
     pub(crate) async fn create_live(self: Arc<Self>, order: Order) -> Result<SandboxId> {
+        if let Some(claim) = self.claim(&order).await? {
+            return self.keep_claimed(claim, &order).await;
+        }
         let id: SandboxId = id::fresh()?;
         let (wanted, cancelled) = watch::channel(false);
         let mut caller = Caller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
@@ -182,12 +207,36 @@ impl Inner {
         &self,
         order: &Order,
         id: &SandboxId,
-        mut cancelled: watch::Receiver<bool>,
+        cancelled: watch::Receiver<bool>,
     ) -> Result<Arc<Live>> {
+        let lease = loop {
+            match self.lease(order, id, false) {
+                // What is ready for later makes room for what is wanted now.
+                Err(error) if error.code() == ErrorCode::QuotaExceeded => {
+                    let ready = self.pools.make_room(&order.admitted.spec().tenant);
+                    self.dismiss(ready.ok_or(error)?).await?;
+                }
+                lease => break lease?,
+            }
+        };
+        self.raise(order, id, lease, cancelled).await.map(Arc::new)
+    }
+
+    pub(crate) fn lease(&self, order: &Order, id: &SandboxId, ready: bool) -> Result<Lease> {
         let spec = order.admitted.spec();
         let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
         body.labels = spec.labels.clone();
-        let lease = self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)?;
+        body.ready = ready;
+        self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)
+    }
+
+    pub(crate) async fn raise(
+        &self,
+        order: &Order,
+        id: &SandboxId,
+        lease: Lease,
+        mut cancelled: watch::Receiver<bool>,
+    ) -> Result<Live> {
         let create = order.build(id);
         let created = tokio::select! {
             created = tokio::time::timeout(self.patience(order), create) => {
@@ -198,12 +247,7 @@ impl Inner {
             }
         };
         match created {
-            Ok(sandbox) => Ok(Arc::new(Live {
-                order: order.clone(),
-                sandbox,
-                lease: tokio::sync::Mutex::new(Some(lease)),
-                executions: Mutex::default(),
-            })),
+            Ok(sandbox) => Ok(Live::new(order, sandbox, lease)),
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If
                 // it cannot be confirmed the lease stays, and with it the duty to reap.
@@ -314,7 +358,7 @@ impl Inner {
     }
 
     /// Destroys, checks, records, and only then gives the lease back.
-    async fn take_down(&self, live: &Live) -> Result<()> {
+    pub(crate) async fn take_down(&self, live: &Live) -> Result<()> {
         let id = live.sandbox.id();
         let mut held = live.lease.lock().await;
         if held.is_none() {
@@ -385,7 +429,7 @@ impl Inner {
     }
 }
 
-fn created(sandbox: &SandboxId, order: &Order) -> Event {
+pub(crate) fn created(sandbox: &SandboxId, order: &Order) -> Event {
     Event::Created {
         sandbox: sandbox.clone(),
         tenant: order.admitted.spec().tenant.clone(),

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers fail a test as tests do")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -191,6 +191,34 @@ fn leases_are_taken_while_others_reap_all_the_time() {
             assert!(states(&leases).iter().all(|(_, alive)| *alive));
         }
     });
+    assert_eq!(lease_files(place.path()), [""; 0]);
+}
+
+#[test]
+fn a_lease_that_is_handed_over_is_held_and_listed_all_the_time() {
+    let place = place();
+    let leases = leases_at(place.path());
+    let mut asked = body("a", "team-a");
+    asked.ready = true;
+    let mut lease = leases.acquire(asked, Some(1)).unwrap();
+    std::thread::scope(|scope| {
+        let handing = scope.spawn(|| {
+            for number in 0..300 {
+                let labels = BTreeMap::from([("n".to_owned(), number.to_string())]);
+                lease.hand_over(&labels).unwrap();
+            }
+        });
+        while !handing.is_finished() {
+            assert_eq!(states(&leases), [("a".into(), true)]);
+            assert!(leases.claim_stale().unwrap().is_empty(), "a live lease was claimed");
+            let more = leases.acquire(body("b", "team-a"), Some(1));
+            assert_eq!(more.unwrap_err().code(), ErrorCode::QuotaExceeded);
+        }
+    });
+    let seen = leases.list().unwrap().leases.remove(0).body;
+    assert_eq!((seen.labels["n"].as_str(), seen.ready), ("299", false));
+    assert_eq!(lease.body(), &seen);
+    lease.release().unwrap();
     assert_eq!(lease_files(place.path()), [""; 0]);
 }
 

@@ -1,5 +1,7 @@
 //! Stored snapshots: kept by content, carried as one file, and refused when anything about them is off.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
 use std::fs;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};

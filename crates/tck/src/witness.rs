@@ -83,6 +83,10 @@ impl Sandbox for Lacking {
         self.sandbox.id()
     }
 
+    fn alive(&self) -> bool {
+        self.sandbox.alive()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let Process { events, control } = self.sandbox.spawn(command, limits).await?;
         if self.hidden == Feature::Signals {

@@ -182,6 +182,11 @@ impl Hub {
         self.until(|core| core.overfull.then(|| Closed::broken("it does not read"))).await
     }
 
+    /// Whether the pipe is there.
+    pub fn is_open(&self) -> bool {
+        self.core().closed.is_none()
+    }
+
     /// Waits for the end of the pipe.
     pub async fn closed(&self) -> Closed {
         self.until(|core| core.closed.clone()).await

@@ -93,6 +93,11 @@ impl AgentClient {
         Watch::open(&self.hub, path).await
     }
 
+    /// Whether the pipe is there, as far as anybody has noticed.
+    pub fn is_open(&self) -> bool {
+        self.hub.is_open()
+    }
+
     /// Waits until the pipe is gone, and says why.
     pub async fn closed(&self) -> String {
         self.hub.closed().await.message

@@ -47,6 +47,10 @@ impl Sandbox for LandlockSandbox {
         &self.running.id
     }
 
+    fn alive(&self) -> bool {
+        self.files.0.is_open() && self.running.lives()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = self.settle(command);
         let Process { events, control } = self.files.0.spawn(&command, &held(limits)).await?;

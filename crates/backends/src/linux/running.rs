@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal as Kill, pidfd_send_signal};
 use stockade_core::{
     Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Feature, LimitKind, Result,
@@ -142,6 +143,12 @@ impl Running {
             }
             tokio::time::sleep(END_POLL).await;
         }
+    }
+
+    /// Whether its last process has not ended. Asks the kernel, and does not wait.
+    pub(crate) fn lives(&self) -> bool {
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        !matches!(poll(&mut ended, Some(&Timespec::default())), Ok(1..))
     }
 
     /// Nothing in it runs any more: its layers are free.

@@ -120,6 +120,10 @@ impl Sandbox for LocalSandbox {
         &self.id
     }
 
+    fn alive(&self) -> bool {
+        self.files.client.is_open()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let mut command = command.clone();
         if let Some(dir) = &command.dir {

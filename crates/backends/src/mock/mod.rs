@@ -103,6 +103,11 @@ impl Mock {
         Self { capabilities: self.capabilities.with(feature, support), ..self }
     }
 
+    /// Lets a sandbox die by itself: it is no longer alive, and waits to be destroyed.
+    pub fn lose(&self, id: &SandboxId) {
+        lock(&self.sandboxes).get(id).inspect(|sandbox| sandbox.lose());
+    }
+
     /// The programs that run in a sandbox, detached ones included.
     pub fn processes(&self, id: &SandboxId) -> usize {
         lock(&self.sandboxes).get(id).map_or(0, |sandbox| sandbox.processes())

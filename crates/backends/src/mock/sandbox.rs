@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fs, io};
@@ -86,6 +86,7 @@ pub(super) struct MockSandbox {
     faults: Faults,
     executions: AtomicU64,
     running: Mutex<Vec<watch::Sender<bool>>>,
+    lost: AtomicBool,
 }
 
 impl MockSandbox {
@@ -112,11 +113,17 @@ impl MockSandbox {
             faults,
             executions: AtomicU64::new(1),
             running: Mutex::default(),
+            lost: AtomicBool::new(false),
         }
     }
 
     pub(super) fn processes(&self) -> usize {
         self.machine.processes()
+    }
+
+    /// It dies by itself, as when its agent is killed; what is left waits to be destroyed.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::SeqCst);
     }
 
     /// Ends everything in it: programs report their end, the rest is gone.
@@ -163,6 +170,10 @@ impl MockSandbox {
 impl Sandbox for MockSandbox {
     fn id(&self) -> &SandboxId {
         &self.id
+    }
+
+    fn alive(&self) -> bool {
+        !self.lost.load(Ordering::SeqCst)
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {

@@ -31,6 +31,10 @@ impl Sandbox for NativeSandbox {
         &self.running.id
     }
 
+    fn alive(&self) -> bool {
+        self.client.is_open() && self.running.lives()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;

@@ -44,6 +44,10 @@ impl Sandbox for SshSandbox {
         &self.id
     }
 
+    fn alive(&self) -> bool {
+        self.client.is_open()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         self.bridge.push().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);

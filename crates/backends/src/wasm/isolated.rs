@@ -284,6 +284,10 @@ impl Sandbox for IsolatedSandbox {
         &self.floor.body.id
     }
 
+    fn alive(&self) -> bool {
+        self.floor.inner.alive()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::pair(command.stdin != Stdin::None);
         self.programs.note(self.id(), handle)?;

@@ -99,6 +99,10 @@ impl Sandbox for WasmSandbox {
         &self.body.id
     }
 
+    fn alive(&self) -> bool {
+        !self.programs.ended.load(Ordering::SeqCst)
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::pair(command.stdin != Stdin::None);
         self.programs.note(&self.body.id, handle)?;

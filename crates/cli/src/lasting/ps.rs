@@ -67,6 +67,8 @@ struct Lease {
 enum State {
     /// Its owner lives.
     Alive,
+    /// The same, and it is kept ready for a caller who has not come yet.
+    Ready,
     /// Its owner is dead; what it left is cleared away.
     Stale,
 }
@@ -111,7 +113,11 @@ fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
     let LeaseInfo { body, alive } = lease;
     let age = SystemTime::now().duration_since(body.created.into()).unwrap_or_default();
     Row {
-        state: if alive { State::Alive } else { State::Stale },
+        state: match (alive, body.ready) {
+            (true, false) => State::Alive,
+            (true, true) => State::Ready,
+            (false, _) => State::Stale,
+        },
         age_seconds: age.as_secs(),
         lasting: info.is_some(),
         owner: if alive && info.is_none() { command_line(body.owner) } else { None },
@@ -145,6 +151,7 @@ fn show(rows: &[Row], quiet: bool, printer: &Printer) {
 fn cells(row: &Row) -> [Cell; 7] {
     let state = match row.state {
         State::Alive => Cell::toned(Tone::Good, "alive"),
+        State::Ready => Cell::toned(Tone::Good, "ready"),
         State::Stale => Cell::toned(Tone::Bad, "stale"),
     };
     [

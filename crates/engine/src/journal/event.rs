@@ -76,6 +76,18 @@ pub enum Event {
         /// Which state.
         snapshot: SnapshotId,
     },
+    /// A sandbox is about to be built for whoever will want it. When somebody takes it, that is
+    /// recorded as its creation, or as the start of the execution it was taken for.
+    Prepared {
+        /// Its id.
+        sandbox: SandboxId,
+        /// Whose it is, and for whom alone.
+        tenant: TenantName,
+        /// Which backend builds it.
+        backend: BackendName,
+        /// What its walls are.
+        boundary: Boundary,
+    },
     /// A sandbox was destroyed.
     Destroyed {
         /// Its id.
@@ -143,6 +155,7 @@ impl Event {
             Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
             Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
+            | Self::Prepared { .. }
             | Self::Captured { .. }
             | Self::Restored { .. }
             | Self::Destroyed { .. }
@@ -158,6 +171,7 @@ impl Event {
         match self {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
+            | Self::Prepared { sandbox, .. }
             | Self::Captured { sandbox, .. }
             | Self::Restored { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
@@ -175,6 +189,7 @@ impl Event {
         match self {
             Self::Started { tenant, .. }
             | Self::Created { tenant, .. }
+            | Self::Prepared { tenant, .. }
             | Self::Decided { tenant, .. }
             | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),

@@ -147,6 +147,7 @@ impl<'a> Jobs<'a> {
                 None
             }
             Event::Created { .. }
+            | Event::Prepared { .. }
             | Event::Captured { .. }
             | Event::Restored { .. }
             | Event::Destroyed { .. }

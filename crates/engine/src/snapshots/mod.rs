@@ -132,9 +132,11 @@ impl Snapshots {
 
     fn read(&self, name: &str) -> Result<Snapshot> {
         let opened = self.named.open(name, OFlags::RDONLY);
-        let file = opened.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => unknown(name),
-            _ => unusable("read a snapshot", &self.named.path_of(name), error),
+        let file = opened.map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound {
+                return unknown(name);
+            }
+            unusable("read a snapshot", &self.named.path_of(name), error)
         })?;
         let mut sealed = Vec::new();
         file.take(MAX_MANIFEST as u64 + 1)

@@ -229,13 +229,14 @@ impl<R: BufRead> BufRead for Hashed<R> {
 }
 
 fn cut(error: io::Error) -> Error {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => damaged("it is cut off"),
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
-            damaged("what is compressed in it was changed").source(error)
-        }
-        _ => Error::new(ErrorCode::System, "import", "it cannot be read").source(error),
+    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+    if error.kind() == UnexpectedEof {
+        return damaged("it is cut off");
     }
+    if matches!(error.kind(), InvalidInput | InvalidData) {
+        return damaged("what is compressed in it was changed").source(error);
+    }
+    Error::new(ErrorCode::System, "import", "it cannot be read").source(error)
 }
 
 fn not_written(error: io::Error) -> Error {

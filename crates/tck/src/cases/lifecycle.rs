@@ -1,10 +1,11 @@
 //! From create to nothing left (C-30, C-31, C-32).
 
+use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::Duration;
 
 use stockade_core::{ErrorCode, Feature, Mount, SandboxId, Workspace};
-use stockade_engine::Quota;
+use stockade_engine::{PoolSpec, Quota};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
@@ -23,6 +24,7 @@ pub(super) const CASES: &[Case] = &[
     case!("nothing is left of a sandbox whose mount does not exist", "C-32", failed_mount)
         .needs(&[Feature::ExtraMounts]),
     case!("many sandboxes at once all live and all go", "C-30", many),
+    case!("sandboxes from a pool serve once, and none is left", "C-30", pooled),
     case!("nothing is left after the engine's process was killed", "C-31", engine_killed),
     case!("a tenant's quota holds, and is free again afterwards", "C-01", quota),
 ];
@@ -138,6 +140,26 @@ async fn many(kit: Kit) -> Verdict {
         done??;
     }
     same!("sandboxes that were built", kit.asked_for().len(), 20);
+    kit.all_gone().await
+}
+
+async fn pooled(kit: Kit) -> Verdict {
+    let spec = kit.spec();
+    let pool = PoolSpec { minimum: 1, maximum: 3, ..PoolSpec::of(spec.clone()) };
+    let pool = kit.engine().open_pool(pool).await?;
+    let mut given = BTreeSet::new();
+    for _ in 0..3 {
+        let room = kit.room_with(spec.clone()).await?;
+        check!(
+            given.insert(room.id().clone()),
+            "expected another sandbox, saw {} again",
+            room.id()
+        );
+        room.run(["exit", "7"]).await?.exited(7)?;
+        room.destroy().await?;
+        kit.gone(room.id()).await?;
+    }
+    pool.close().await;
     kit.all_gone().await
 }
 

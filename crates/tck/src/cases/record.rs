@@ -31,6 +31,7 @@ fn recorded(job: &Job) -> Option<&Outcome> {
         Event::Stopped { outcome, .. } => Some(outcome),
         Event::Started { .. }
         | Event::Created { .. }
+        | Event::Prepared { .. }
         | Event::Captured { .. }
         | Event::Restored { .. }
         | Event::Destroyed { .. }

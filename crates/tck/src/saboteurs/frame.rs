@@ -140,6 +140,10 @@ impl<S: Sabotage> Sandbox for BrokenSandbox<S> {
         &self.id
     }
 
+    fn alive(&self) -> bool {
+        self.sandbox.alive()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (command, limits) = (self.by.command(command), self.by.limits(limits));
         let Process { events, control } = self.sandbox.spawn(&command, &limits).await?;

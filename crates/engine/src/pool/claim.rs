@@ -1,0 +1,98 @@
+//! What a caller gets from a pool, and how its end is noticed. Whoever goes away half-way leaves a
+//! sandbox that was given to it: that one is taken down, never given to anybody else.
+
+use std::sync::{Arc, Weak};
+
+use stockade_core::{Result, SandboxId};
+
+use super::machine::{Asker, Seat};
+use super::steward::Steward;
+use crate::sandboxes::{Live, Order};
+
+/// A sandbox that was given to a caller who has not yet taken it.
+pub(crate) struct Claim {
+    steward: Arc<Steward>,
+    seat: Seat,
+    id: SandboxId,
+    live: Option<Live>,
+}
+
+impl Claim {
+    pub(super) fn new(steward: &Arc<Steward>, seat: Seat, live: Live) -> Self {
+        let id = live.sandbox.id().clone();
+        Self { steward: Arc::clone(steward), seat, id, live: Some(live) }
+    }
+
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// Whether the pool has ended meanwhile, and with it the engine.
+    pub(crate) fn is_void(&self) -> bool {
+        self.steward.is_closed()
+    }
+
+    /// In the caller's name from now on, on disk too.
+    pub(super) fn dress(mut self, order: &Order) -> Result<Self> {
+        self.live.as_mut().map_or(Ok(()), |live| live.dress(order))?;
+        Ok(self)
+    }
+
+    /// It is the caller's. Others are made ahead once the answer is dropped.
+    pub(crate) fn accept(mut self) -> Option<(Arc<Live>, Answer)> {
+        let answer = Answer { steward: Arc::clone(&self.steward), seat: self.seat };
+        Some((Arc::new(self.live.take()?), answer))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(live) = self.live.take() {
+            self.steward.take_down(live);
+        }
+    }
+}
+
+/// Held while a caller is being answered.
+pub(crate) struct Answer {
+    steward: Arc<Steward>,
+    seat: Seat,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.steward.answered(self.seat);
+    }
+}
+
+/// A caller in line. It leaves the line when this is dropped.
+pub(super) struct Asking<'s> {
+    pub steward: &'s Arc<Steward>,
+    pub asker: Asker,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.steward.gave_up(self.asker);
+    }
+}
+
+/// A sandbox's seat, free again when this is dropped. Weak, since the pool holds what holds this.
+pub(crate) struct Seated {
+    steward: Weak<Steward>,
+    seat: Seat,
+}
+
+impl Seated {
+    pub(super) fn new(steward: &Arc<Steward>, seat: Seat) -> Self {
+        Self { steward: Arc::downgrade(steward), seat }
+    }
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        if let Some(steward) = self.steward.upgrade() {
+            steward.ended(self.seat);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Sandboxes prepared ahead: whoever asks for one that fits gets it at once, in its own name.
+//!
+//! What was given to somebody is never given to anybody else. What is ready is leased, counted and
+//! recorded as its tenant's, and dies with the engine like everything else.
+
+mod claim;
+mod fit;
+mod machine;
+mod pipeline;
+#[cfg(test)]
+mod schedules;
+mod steward;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::Serialize;
+use stockade_core::{
+    BackendName, Error, ErrorCode, Result, SandboxId, SandboxSpec, TenantName, Workspace,
+};
+
+pub(crate) use claim::{Claim, Seated};
+
+use crate::engine::{Engine, Inner, lock};
+use crate::sandboxes::{Live, Order};
+use machine::{Bounds, Counts};
+use steward::Steward;
+
+const OPEN: &str = "open a pool";
+
+/// Sandboxes to be kept ready for one spec. Its tenant is whose they are, from before anybody asks
+/// for one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// What they are prepared for. Who asks for the same thing, labels aside, gets one of them.
+    pub spec: SandboxSpec,
+    /// How many are ready.
+    pub minimum: u32,
+    /// How many there are at most: ready, being made, in use and being taken down. Who finds all of
+    /// them in use waits in line.
+    pub maximum: u32,
+    /// How long one beyond the minimum may be ready for nobody. There are such after callers who
+    /// found none.
+    pub idle: Duration,
+    /// How long a caller may wait in line.
+    pub patience: Duration,
+}
+
+/// How a pool stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolStatus {
+    /// Whose sandboxes they are.
+    pub tenant: TenantName,
+    /// Who builds their walls.
+    pub backend: BackendName,
+    /// How many are to be ready.
+    pub minimum: u32,
+    /// How many there may be.
+    pub maximum: u32,
+    /// How many are ready.
+    pub ready: u32,
+    /// How many are being made.
+    pub making: u32,
+    /// How many callers have.
+    pub used: u32,
+    /// How many are being taken down.
+    pub retiring: u32,
+    /// How many callers wait.
+    pub waiting: u32,
+}
+
+/// A pool of an engine. Clones are the same pool; dropping them changes nothing.
+#[derive(Clone)]
+pub struct Pool {
+    steward: Arc<Steward>,
+}
+
+impl PoolSpec {
+    /// The usual numbers: two ready, eight at most, surplus ones for five minutes, callers
+    /// in line for half a minute.
+    pub fn of(spec: SandboxSpec) -> Self {
+        let (idle, patience) = (Duration::from_secs(300), Duration::from_secs(30));
+        Self { spec, minimum: 2, maximum: 8, idle, patience }
+    }
+
+    fn bounds(&self) -> Result<Bounds> {
+        let wrong = |message: String, remedy: &str| {
+            Err(Error::new(ErrorCode::Invalid, OPEN, message).remedy(remedy))
+        };
+        if self.maximum == 0 || self.minimum > self.maximum {
+            let message = format!("minimum {}, maximum {}", self.minimum, self.maximum);
+            return wrong(message, "take a maximum of at least 1, and of at least the minimum");
+        }
+        let (minimum, maximum) = (self.minimum as usize, self.maximum as usize);
+        Ok(Bounds { minimum, maximum, idle: self.idle, patience: self.patience })
+    }
+}
+
+impl Engine {
+    /// Begins to prepare sandboxes for a spec; [`Engine::create`] and [`Engine::run`] take one of
+    /// them where it fits.
+    ///
+    /// - The spec is admitted first (C-01), and everything ready counts against its tenant's quota.
+    /// - Returns at once: they are made one after the other, while nobody waits for an answer.
+    /// - A copy-on-write workspace belongs to one sandbox, and so cannot be prepared for.
+    pub async fn open_pool(&self, pool: PoolSpec) -> Result<Pool> {
+        let bounds = pool.bounds()?;
+        refuse_overlay(&pool.spec)?;
+        self.refuse_beyond_quota(&pool)?;
+        let order = self.inner.admit(&pool.spec, None).await?;
+        let steward = self.inner.pools.open(order, bounds, &self.inner)?;
+        Ok(Pool { steward })
+    }
+
+    /// Every pool of this engine.
+    pub fn pools(&self) -> Vec<Pool> {
+        self.inner.pools.all().into_iter().map(|steward| Pool { steward }).collect()
+    }
+
+    fn refuse_beyond_quota(&self, pool: &PoolSpec) -> Result<()> {
+        let tenant = &pool.spec.tenant;
+        match self.inner.config.quota(tenant).sandboxes {
+            Some(quota) if pool.minimum > quota => {
+                let minimum = pool.minimum;
+                let message =
+                    format!("tenant {tenant} may have {quota} sandboxes, not {minimum} ready ones");
+                Err(Error::new(ErrorCode::Invalid, OPEN, message)
+                    .remedy("lower the pool's minimum, or raise the quota"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+fn refuse_overlay(spec: &SandboxSpec) -> Result<()> {
+    match spec.workspace {
+        Workspace::Ephemeral | Workspace::Local(_) => Ok(()),
+        Workspace::Overlay(_) => {
+            let message = "a copy-on-write workspace belongs to one sandbox";
+            Err(Error::new(ErrorCode::Invalid, OPEN, message)
+                .remedy("prepare for an ephemeral workspace or for a directory"))
+        }
+    }
+}
+
+impl Pool {
+    /// How it stands.
+    pub fn status(&self) -> PoolStatus {
+        let (bounds, counts) = self.steward.counts();
+        let Counts { ready, making, used, retiring, waiting } = counts;
+        let admitted = &self.steward.template.admitted;
+        PoolStatus {
+            tenant: admitted.spec().tenant.clone(),
+            backend: admitted.backend().clone(),
+            minimum: number(bounds.minimum),
+            maximum: number(bounds.maximum),
+            ready: number(ready),
+            making: number(making),
+            used: number(used),
+            retiring: number(retiring),
+            waiting: number(waiting),
+        }
+    }
+
+    /// Holds it to other numbers. What is ready beyond the new minimum is taken down; what callers
+    /// have stays theirs.
+    pub fn resize(&self, minimum: u32, maximum: u32) -> Result<()> {
+        let (bounds, _) = self.steward.counts();
+        let Bounds { idle, patience, .. } = bounds;
+        let spec = SandboxSpec::default();
+        self.steward.resize(PoolSpec { spec, minimum, maximum, idle, patience }.bounds()?);
+        Ok(())
+    }
+
+    /// Ends it: whoever waits is told so, and nothing that was ready is left when this returns.
+    /// What callers have stays theirs. Idempotent.
+    pub async fn close(&self) {
+        self.steward.close().await;
+    }
+}
+
+fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// The pools of one engine.
+#[derive(Default)]
+pub(crate) struct Pools(Mutex<Vec<Arc<Steward>>>);
+
+impl Pools {
+    fn open(&self, order: Order, bounds: Bounds, engine: &Arc<Inner>) -> Result<Arc<Steward>> {
+        let mut pools = lock(&self.0);
+        pools.retain(|steward| !steward.is_closed());
+        if pools.iter().any(|steward| steward.serves(&order)) {
+            let message = "there is a pool for the same spec";
+            return Err(Error::new(ErrorCode::Invalid, OPEN, message).remedy("resize that one"));
+        }
+        let steward = Steward::open(order, bounds, engine);
+        pools.push(Arc::clone(&steward));
+        Ok(steward)
+    }
+
+    fn all(&self) -> Vec<Arc<Steward>> {
+        lock(&self.0).iter().filter(|steward| !steward.is_closed()).cloned().collect()
+    }
+
+    /// The one that has what is ordered.
+    fn serving(&self, order: &Order) -> Option<Arc<Steward>> {
+        let pools = lock(&self.0);
+        pools.iter().find(|steward| !steward.is_closed() && steward.serves(order)).cloned()
+    }
+
+    /// Takes back one that is ready, of this tenant.
+    pub(crate) fn make_room(&self, tenant: &TenantName) -> Option<Live> {
+        let theirs = self.all().into_iter().filter(|steward| steward.is_of(tenant));
+        theirs.into_iter().find_map(|steward| steward.withdraw(|_| true))
+    }
+
+    /// Takes back this one, if it is ready.
+    pub(crate) fn withdraw(&self, id: &SandboxId) -> Option<Live> {
+        self.all().iter().find_map(|steward| steward.withdraw(|live| live.sandbox.id() == id))
+    }
+
+    /// Ends all of them.
+    pub(crate) async fn close(&self) {
+        for steward in self.all() {
+            steward.close().await;
+        }
+    }
+}
+
+impl Drop for Pools {
+    fn drop(&mut self) {
+        lock(&self.0).iter().for_each(|steward| steward.abandon());
+    }
+}

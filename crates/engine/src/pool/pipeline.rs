@@ -1,0 +1,75 @@
+//! Where a pool meets the pipeline: preparing, handing over, taking down what nobody has.
+
+use std::sync::Arc;
+
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+use tokio::sync::watch;
+
+use super::Claim;
+use crate::engine::{Inner, lock};
+use crate::journal::Event;
+use crate::sandboxes::{Live, Order, created};
+
+impl Inner {
+    /// A prepared sandbox, where there is a pool for what is ordered.
+    pub(crate) async fn claim(&self, order: &Order) -> Result<Option<Claim>> {
+        match self.pools.serving(order) {
+            Some(steward) => steward.claim(order).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes a prepared sandbox the caller's. Dropped half-way, the claim takes it down.
+    pub(crate) async fn keep_claimed(&self, claim: Claim, order: &Order) -> Result<SandboxId> {
+        let id = claim.id().clone();
+        self.record(created(&id, order)).await?;
+        let mut table = lock(&self.live);
+        // Under the table's lock: who closes the engine finds it there, or has closed the pool.
+        let accepted = if claim.is_void() { None } else { claim.accept() };
+        let Some((live, _answer)) = accepted else {
+            return Err(Error::new(ErrorCode::Gone, "create", "the engine was closed"));
+        };
+        table.insert(id.clone(), live);
+        drop(table);
+        Ok(id)
+    }
+
+    /// Builds a sandbox for nobody yet, in the name of the tenant it is meant for.
+    pub(crate) async fn prepare(
+        &self,
+        order: &Order,
+        id: SandboxId,
+        cancelled: watch::Receiver<bool>,
+    ) -> Result<Live> {
+        let lease = self.lease(order, &id, true)?;
+        if let Err(error) = self.record(prepared(&id, order)).await {
+            lease.release()?;
+            return Err(error);
+        }
+        let live = self.raise(order, &id, lease, cancelled).await?;
+        if live.sandbox.alive() {
+            return Ok(live);
+        }
+        self.dismiss(live).await?;
+        Err(Error::new(ErrorCode::Gone, "create", "it ended as soon as it stood")
+            .backend(order.backend.name()))
+    }
+
+    /// Takes down what nobody has. If that fails it stays known, so that it can be tried again.
+    pub(crate) async fn dismiss(&self, live: Live) -> Result<()> {
+        let down = self.take_down(&live).await;
+        if down.is_err() {
+            lock(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
+        }
+        down
+    }
+}
+
+fn prepared(sandbox: &SandboxId, order: &Order) -> Event {
+    Event::Prepared {
+        sandbox: sandbox.clone(),
+        tenant: order.admitted.spec().tenant.clone(),
+        backend: order.admitted.backend().clone(),
+        boundary: order.admitted.boundary(),
+    }
+}

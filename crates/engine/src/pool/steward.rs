@@ -1,0 +1,358 @@
+//! Carries out what the machine decides: makes, hands out, takes down, and wakes it in time. Decides
+//! nothing itself. Its lock is never held while something is dropped or waited for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use stockade_core::{Error, ErrorCode, Result, TenantName};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::Instant;
+
+use super::claim::{Asking, Claim, Seated};
+use super::fit::{Places, same_walls};
+use super::machine::{Act, Asker, Bounds, Counts, Machine, Moment, Seat, Why};
+use crate::engine::{Inner, lock};
+use crate::id;
+use crate::sandboxes::{Live, Order};
+
+/// How often those that are ready are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long it sleeps where nothing is planned: somebody wakes it.
+const LONG: Duration = Duration::from_secs(3600);
+
+const CLAIM: &str = "claim a sandbox";
+
+pub(crate) struct Steward {
+    pub(super) template: Order,
+    state: Mutex<State>,
+    begun: Instant,
+    runtime: Handle,
+    engine: Weak<Inner>,
+    nudge: Arc<Notify>,
+    /// Set once: what is being made is given up.
+    closing: watch::Sender<bool>,
+    /// How many tasks are at work.
+    busy: watch::Sender<usize>,
+}
+
+struct State {
+    machine: Machine,
+    parked: HashMap<Seat, Parked>,
+    line: HashMap<Asker, oneshot::Sender<Result<Claim>>>,
+    askers: Asker,
+}
+
+/// A ready sandbox, and what it was made of.
+struct Parked {
+    live: Live,
+    places: Places,
+}
+
+impl Parked {
+    fn is_fit(&self) -> bool {
+        self.live.sandbox.alive() && self.places.still_there()
+    }
+}
+
+/// What is left to do once the lock is free.
+enum Deed {
+    Make(Seat),
+    Answer(oneshot::Sender<Result<Claim>>, Result<Claim>),
+    TakeDown(Live),
+}
+
+impl Steward {
+    /// Begins to prepare. Ends with the engine, or when it is closed.
+    pub(super) fn open(template: Order, bounds: Bounds, engine: &Arc<Inner>) -> Arc<Self> {
+        let state = State {
+            machine: Machine::new(bounds),
+            parked: HashMap::new(),
+            line: HashMap::new(),
+            askers: 0,
+        };
+        let steward = Arc::new(Self {
+            template,
+            state: Mutex::new(state),
+            begun: Instant::now(),
+            runtime: Handle::current(),
+            engine: Arc::downgrade(engine),
+            nudge: Arc::default(),
+            closing: watch::Sender::new(false),
+            busy: watch::Sender::new(0),
+        });
+        steward.runtime.spawn(keep(Arc::downgrade(&steward), Arc::clone(&steward.nudge)));
+        steward
+    }
+
+    /// Whether it has what is ordered. Nothing is prepared to start with a captured state.
+    pub(super) fn serves(&self, order: &Order) -> bool {
+        order.from.is_none() && same_walls(&self.template.admitted, &order.admitted)
+    }
+
+    pub(super) fn is_of(&self, tenant: &TenantName) -> bool {
+        self.template.admitted.spec().tenant == *tenant
+    }
+
+    pub(super) fn counts(&self) -> (Bounds, Counts) {
+        let state = lock(&self.state);
+        (state.machine.bounds(), state.machine.counts())
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    /// A sandbox in the caller's name: a ready one, or as soon as there is one.
+    pub(crate) async fn claim(self: &Arc<Self>, order: &Order) -> Result<Claim> {
+        let (answer, answered) = oneshot::channel();
+        let asking = Asking { steward: self, asker: self.ask(answer) };
+        let claim = answered.await.map_err(|_| closed())??;
+        drop(asking);
+        claim.dress(order)
+    }
+
+    fn ask(self: &Arc<Self>, answer: oneshot::Sender<Result<Claim>>) -> Asker {
+        let mut asker = 0;
+        self.tell(None, |state, now| {
+            let mut acts = state.unfit_on_top(now);
+            state.askers += 1;
+            asker = state.askers;
+            state.line.insert(asker, answer);
+            acts.extend(state.machine.ask(now, asker));
+            acts
+        });
+        asker
+    }
+
+    pub(super) fn gave_up(self: &Arc<Self>, asker: Asker) {
+        self.tell(None, |state, now| {
+            state.line.remove(&asker);
+            state.machine.give_up(now, asker)
+        });
+    }
+
+    pub(super) fn answered(self: &Arc<Self>, seat: Seat) {
+        self.tell(None, |state, now| state.machine.answered(now, seat));
+    }
+
+    pub(super) fn ended(self: &Arc<Self>, seat: Seat) {
+        self.tell(None, |state, now| state.machine.ended(now, seat));
+    }
+
+    pub(super) fn resize(self: &Arc<Self>, bounds: Bounds) {
+        self.tell(None, |state, now| state.machine.resize(now, bounds));
+    }
+
+    /// Takes back a ready one that fits, for its place to be used otherwise; the oldest first. It is
+    /// the caller's to take down.
+    pub(super) fn withdraw(self: &Arc<Self>, wanted: impl Fn(&Live) -> bool) -> Option<Live> {
+        let mut taken = None;
+        self.tell(None, |state, now| {
+            let is_wanted = |seat: &Seat| state.parked.get(seat).is_some_and(|it| wanted(&it.live));
+            let Some(seat) = state.machine.ready().find(is_wanted) else { return Vec::new() };
+            taken = state.parked.remove(&seat);
+            state.machine.withdraw(now, seat)
+        });
+        taken.map(|parked| parked.live)
+    }
+
+    /// Refuses whoever waits, and takes down everything that nobody has. What callers have is theirs.
+    pub(super) async fn close(self: &Arc<Self>) {
+        self.closing.send_replace(true);
+        self.tell(None, |state, _| state.machine.close());
+        // The sender lives in `self`, so the channel cannot close.
+        let _ = self.busy.subscribe().wait_for(|busy| *busy == 0).await;
+    }
+
+    /// Lets go of everything at once, since the engine is gone: whoever reaps finds the leases.
+    pub(super) fn abandon(&self) {
+        self.closing.send_replace(true);
+        let mut state = lock(&self.state);
+        state.machine.close();
+        let held = (std::mem::take(&mut state.parked), std::mem::take(&mut state.line));
+        drop(state);
+        drop(held);
+        self.nudge.notify_one();
+    }
+
+    /// Tells the machine what happened, and does what it says. The error is what a caller is told
+    /// whose sandbox could not be made.
+    fn tell(
+        self: &Arc<Self>,
+        failure: Option<Error>,
+        happened: impl FnOnce(&mut State, Moment) -> Vec<Act>,
+    ) {
+        let mut state = lock(&self.state);
+        let planned = state.plan();
+        let acts = happened(&mut state, self.begun.elapsed());
+        let deed = |act| self.deed(&mut state, act, failure.as_ref());
+        let deeds: Vec<_> = acts.into_iter().filter_map(deed).collect();
+        let changed = planned != state.plan();
+        drop(state);
+        deeds.into_iter().for_each(|deed| self.perform(deed));
+        if changed {
+            self.nudge.notify_one();
+        }
+    }
+
+    fn deed(
+        self: &Arc<Self>,
+        state: &mut State,
+        act: Act,
+        failure: Option<&Error>,
+    ) -> Option<Deed> {
+        Some(match act {
+            Act::Make(seat) => Deed::Make(seat),
+            Act::Retire(seat) => Deed::TakeDown(state.parked.remove(&seat)?.live),
+            Act::Give(asker, seat) => {
+                let live = state.parked.remove(&seat)?.live;
+                match state.line.remove(&asker) {
+                    Some(answer) => Deed::Answer(answer, Ok(Claim::new(self, seat, live))),
+                    None => Deed::TakeDown(live),
+                }
+            }
+            Act::Refuse(asker, why) => {
+                let bounds = state.machine.bounds();
+                Deed::Answer(state.line.remove(&asker)?, Err(self.refusal(why, bounds, failure)))
+            }
+        })
+    }
+
+    fn perform(self: &Arc<Self>, deed: Deed) {
+        match deed {
+            Deed::Make(seat) => drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work()))),
+            Deed::TakeDown(live) => self.take_down(live),
+            // One who has gone away leaves its sandbox to be taken down, as the answer is dropped.
+            Deed::Answer(to, answer) => drop(to.send(answer)),
+        }
+    }
+
+    fn work(self: &Arc<Self>) -> Working {
+        self.busy.send_modify(|busy| *busy += 1);
+        Working(Arc::clone(self))
+    }
+
+    async fn make(self: Arc<Self>, seat: Seat, _working: Working) {
+        // Should this task end before its time, the seat is free again.
+        let seated = Seated::new(&self, seat);
+        match self.build().await {
+            Ok(mut parked) => {
+                parked.live.seat = Some(seated);
+                self.tell(None, |state, now| {
+                    state.parked.insert(seat, parked);
+                    state.machine.made(now, seat)
+                });
+            }
+            Err(error) => self.tell(Some(error), |state, now| state.machine.failed(now, seat)),
+        }
+    }
+
+    async fn build(&self) -> Result<Parked> {
+        let engine = self.engine.upgrade().ok_or_else(closed)?;
+        // Looked at before anything is made of it, so that a change meanwhile is noticed.
+        let places = Places::of(self.template.admitted.spec());
+        let live = engine.prepare(&self.template, id::fresh()?, self.closing.subscribe()).await?;
+        Ok(Parked { live, places })
+    }
+
+    /// Takes down one that nobody will have any more.
+    pub(super) fn take_down(self: &Arc<Self>, live: Live) {
+        let working = self.work();
+        let engine = self.engine.upgrade();
+        self.runtime.spawn(async move {
+            if let Some(engine) = engine {
+                // Recorded, and known to the engine if it failed.
+                let _ = engine.dismiss(live).await;
+            }
+            drop(working);
+        });
+    }
+
+    /// Looks at those that are ready, lets time pass, and says how long there is nothing to do.
+    fn step(self: &Arc<Self>) -> Option<Duration> {
+        if self.is_closed() || self.engine.strong_count() == 0 {
+            return None;
+        }
+        self.tell(None, |state, now| {
+            let mut acts = state.unfit(now);
+            acts.extend(state.machine.tick(now));
+            acts
+        });
+        let (wake, parked) = lock(&self.state).plan();
+        let wake = wake.map_or(LONG, |wake| wake.saturating_sub(self.begun.elapsed()));
+        Some(if parked { wake.min(LOOK) } else { wake })
+    }
+
+    fn refusal(&self, why: Why, bounds: Bounds, failure: Option<&Error>) -> Error {
+        match (why, failure) {
+            (Why::Closed, _) => closed(),
+            (Why::Failed, Some(error)) => error.clone(),
+            (Why::Failed, None) => {
+                Error::new(ErrorCode::System, CLAIM, "making it ended before its time")
+                    .backend(self.template.admitted.backend().clone())
+                    .remedy("try again")
+            }
+            (Why::Exhausted, _) => {
+                let Bounds { maximum, patience, .. } = bounds;
+                let tenant = &self.template.admitted.spec().tenant;
+                let message = format!(
+                    "the pool of tenant {tenant} has {maximum} sandboxes at most, and none became \
+                     free in {} ms",
+                    patience.as_millis()
+                );
+                Error::new(ErrorCode::QuotaExceeded, CLAIM, message)
+                    .remedy("destroy one, wait longer, or raise the pool's maximum")
+            }
+        }
+    }
+}
+
+impl State {
+    /// What its task sleeps by: when to wake the machine, and whether there is something to look at.
+    fn plan(&self) -> (Option<Moment>, bool) {
+        (self.machine.wakes_at(), !self.parked.is_empty())
+    }
+
+    /// Takes away what is dead or of yesterday, down to the first that may be given.
+    fn unfit_on_top(&mut self, now: Moment) -> Vec<Act> {
+        let mut acts = Vec::new();
+        while let Some(seat) = self.machine.next_ready()
+            && !self.parked.get(&seat).is_some_and(Parked::is_fit)
+        {
+            acts.extend(self.machine.spoiled(now, seat));
+        }
+        acts
+    }
+
+    fn unfit(&mut self, now: Moment) -> Vec<Act> {
+        let spoiled = |seat: &Seat| !self.parked.get(seat).is_some_and(Parked::is_fit);
+        let unfit: Vec<_> = self.machine.ready().filter(spoiled).collect();
+        unfit.into_iter().flat_map(|seat| self.machine.spoiled(now, seat)).collect()
+    }
+}
+
+/// One task at work; the pool is not closed before it is done.
+struct Working(Arc<Steward>);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.busy.send_modify(|busy| *busy -= 1);
+    }
+}
+
+async fn keep(steward: Weak<Steward>, nudge: Arc<Notify>) {
+    loop {
+        let Some(next) = steward.upgrade().and_then(|steward| steward.step()) else { return };
+        tokio::select! {
+            () = tokio::time::sleep(next) => {}
+            () = nudge.notified() => {}
+        }
+    }
+}
+
+pub(super) fn closed() -> Error {
+    Error::new(ErrorCode::Gone, CLAIM, "its pool was closed")
+        .remedy("ask again: without the pool, one is made")
+}
