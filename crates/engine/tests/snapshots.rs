@@ -102,7 +102,7 @@ async fn a_state_is_captured_brought_back_and_made_into_another_sandbox() {
     bench.engine.restore(&id, &snapshot.id).await.unwrap();
     assert_eq!(bench.read(&id).await, "before");
     let found = bench.store().list().unwrap();
-    assert_eq!(found.snapshots, [snapshot.clone()]);
+    assert_eq!(found.snapshots, std::slice::from_ref(&snapshot));
     bench.store().remove(&snapshot.id).unwrap();
     bench.nothing_stored();
     let gone = bench.engine.restore(&id, &snapshot.id).await.unwrap_err();
