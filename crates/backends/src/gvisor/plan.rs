@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use stockade_core::{
     Admitted, HostPath, Image, Result, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
@@ -12,6 +12,7 @@ use stockade_launcher::{Made, PRIVATE, Piece, host_root};
 
 use super::NAME;
 use crate::linux::paths::{directory, resolve, unusable};
+use crate::linux::private;
 
 /// Whom commands run as when the caller does not say.
 const SOMEBODY: User = User { uid: 1000, gid: 1000 };
@@ -47,6 +48,7 @@ pub(super) struct Place {
     pub target: PathBuf,
     pub mode: u32,
     pub bytes: u64,
+    pub read_only: bool,
 }
 
 pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
@@ -54,12 +56,19 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
     let scratch = admitted.limits().disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
     let user = user(spec, rootless);
     let mut binds = mounts(spec)?;
-    let place = |(target, mode): (&str, u32)| Place { target: target.into(), mode, bytes: scratch };
-    let mut places: Vec<_> = PRIVATE.into_iter().map(place).collect();
+    let place = |(target, mode): (&str, u32), read_only: bool| Place {
+        target: target.into(),
+        mode,
+        bytes: scratch,
+        read_only,
+    };
+    let mut places: Vec<_> = PRIVATE.into_iter().map(|private| place(private, false)).collect();
     match &spec.workspace {
         Workspace::Local(path) => binds.insert(0, workspace(path, spec.read_only)?),
         // A copy-on-write one is not admitted on this backend.
-        Workspace::Ephemeral | Workspace::Overlay(_) => places.push(place((WORKSPACE_ROOT, 0o755))),
+        Workspace::Ephemeral | Workspace::Overlay(_) => {
+            places.push(place((WORKSPACE_ROOT, 0o755), spec.read_only));
+        }
     }
     let hosts = (!rootless).then(|| hosts(user, owner(&binds)));
     Ok(Plan { pieces: pieces(&spec.image, user)?, binds, places, user, hosts })
@@ -76,6 +85,18 @@ pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
 pub(super) fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
     let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
     workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
+}
+
+/// What is mounted into those places and belongs to the host.
+pub(super) fn foreign(spec: &SandboxSpec) -> Vec<String> {
+    let targets = spec.mounts.iter().map(|mount| mount.target.as_str());
+    let places = writable(spec);
+    let inside = |target: &&str| {
+        let path = Path::new(target);
+        let winding = path.components().any(|part| part == Component::ParentDir);
+        winding || places.iter().any(|place| path.starts_with(place))
+    };
+    targets.filter(inside).map(str::to_owned).collect()
 }
 
 /// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.
@@ -135,8 +156,10 @@ fn entry(image: &Path, name: &str) -> Option<Piece> {
 
 fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
     let bind = |mount: &stockade_core::Mount| {
+        let source = resolve(&NAME, "mounts", &mount.source)?;
+        private::apart(&NAME, "mounts", &source)?;
         Ok(Bind {
-            source: resolve(&NAME, "mounts", &mount.source)?,
+            source,
             target: PathBuf::from(mount.target.as_str()),
             read_only: mount.read_only,
         })
@@ -145,11 +168,9 @@ fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
 }
 
 fn workspace(path: &HostPath, read_only: bool) -> Result<Bind> {
-    Ok(Bind {
-        source: directory(&NAME, "workspace", path)?,
-        target: WORKSPACE_ROOT.into(),
-        read_only,
-    })
+    let source = directory(&NAME, "workspace", path)?;
+    private::apart(&NAME, "workspace", &source)?;
+    Ok(Bind { source, target: WORKSPACE_ROOT.into(), read_only })
 }
 
 #[cfg(test)]

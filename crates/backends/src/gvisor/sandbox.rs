@@ -3,6 +3,7 @@
 
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,7 +13,7 @@ use stockade_core::{
     Command, EffectiveLimits, Error, ErrorCode, Files, Process, ProcessControl, Result, Sandbox,
     SandboxId, Signal, SnapshotId, SnapshotKind, TerminalSize, User,
 };
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::NAME;
 use super::private::Private;
@@ -36,21 +37,51 @@ pub(super) struct GvisorSandbox {
 
 /// Stops and continues everything inside, by asking the runtime.
 pub(super) struct Brake {
-    pub runsc: Runsc,
-    pub private: Private,
-    pub id: SandboxId,
-    pub stopped: Mutex<bool>,
+    runsc: Runsc,
+    private: Private,
+    id: SandboxId,
+    /// Whether it is stopped, or about to be.
+    stopped: AtomicBool,
+    /// Held while that changes, and by those whom it must not change for.
+    turn: Mutex<()>,
 }
 
 impl Brake {
-    async fn set(&self, stop: bool) -> Result<()> {
-        let mut stopped = self.stopped.lock().await;
-        if *stopped == stop {
+    pub(super) fn new(runsc: Runsc, private: Private, id: SandboxId) -> Self {
+        Self { runsc, private, id, stopped: AtomicBool::new(false), turn: Mutex::new(()) }
+    }
+
+    async fn stop(&self) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        if self.stopped.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        self.ask(if stop { "pause" } else { "resume" }).await?;
-        *stopped = stop;
+        self.ask("pause").await.inspect_err(|_| self.stopped.store(false, Ordering::SeqCst))
+    }
+
+    /// Waits for nobody where nothing is stopped: what is to be ended must not.
+    async fn release(&self) -> Result<()> {
+        if !self.stopped.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let _turn = self.turn.lock().await;
+        if self.stopped.load(Ordering::SeqCst) {
+            self.ask("resume").await?;
+            self.stopped.store(false, Ordering::SeqCst);
+        }
         Ok(())
+    }
+
+    /// Keeps it from being stopped. The agent of one that is stopped would never answer.
+    async fn running(&self, what: &'static str) -> Result<MutexGuard<'_, ()>> {
+        let turn = self.turn.lock().await;
+        if !self.stopped.load(Ordering::SeqCst) {
+            return Ok(turn);
+        }
+        let message = format!("sandbox `{}` is paused, and its agent with it", self.id);
+        Err(Error::new(ErrorCode::Unavailable, what, message)
+            .backend(NAME)
+            .remedy("resume it first"))
     }
 
     async fn ask(&self, verb: &'static str) -> Result<()> {
@@ -91,21 +122,25 @@ impl Sandbox for GvisorSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
         match kind {
-            SnapshotKind::Files => self.snapshots.take(&self.client).await,
+            SnapshotKind::Files => {
+                let _running = self.brake.running("snapshot").await?;
+                self.snapshots.take(&self.client).await
+            }
             SnapshotKind::Full => Err(Error::unsupported("snapshot", kind.feature())),
         }
     }
 
     async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
+        let _running = self.brake.running("restore").await?;
         self.snapshots.bring_back(&self.client, snapshot).await
     }
 
     async fn pause(&self) -> Result<()> {
-        self.brake.set(true).await
+        self.brake.stop().await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.brake.set(false).await
+        self.brake.release().await
     }
 }
 
@@ -119,7 +154,7 @@ struct Braked {
 #[async_trait]
 impl ProcessControl for Braked {
     async fn kill(&self) -> Result<()> {
-        self.brake.set(false).await?;
+        self.brake.release().await?;
         self.control.kill().await
     }
 

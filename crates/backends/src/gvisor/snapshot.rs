@@ -8,7 +8,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use bytes::Bytes as Data;
 use sha2::{Digest, Sha256};
@@ -16,6 +16,7 @@ use stockade_agent::client::AgentClient;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxPath, SnapshotId};
 
 use super::NAME;
+use crate::linux::lock;
 
 /// The piece in which archives travel.
 const PIECE: usize = 256 << 10;
@@ -28,6 +29,8 @@ pub(super) struct Snapshots {
     places: Vec<&'static str>,
     /// How much one may hold.
     most: u64,
+    /// What lies in them without being the sandbox's own.
+    foreign: Vec<String>,
     taken: Mutex<HashMap<SnapshotId, Vec<Archive>>>,
     /// One at a time.
     busy: tokio::sync::Mutex<u64>,
@@ -46,13 +49,17 @@ impl Snapshots {
         directory: PathBuf,
         places: Vec<&'static str>,
         most: u64,
+        foreign: Vec<String>,
     ) -> Self {
         let (taken, busy) = (Mutex::default(), tokio::sync::Mutex::new(0));
-        Self { id, directory, places, most, taken, busy }
+        Self { id, directory, places, most, foreign, taken, busy }
     }
 
     /// Captures every place.
     pub(super) async fn take(&self, client: &AgentClient) -> Result<SnapshotId> {
+        if let Some(target) = self.foreign.first() {
+            return Err(not_its_own(target));
+        }
         let mut number = self.busy.lock().await;
         *number += 1;
         let name = format!("{:.48}s{}", self.id.as_str(), *number);
@@ -63,7 +70,7 @@ impl Snapshots {
         if archives.is_err() {
             let _ = fs::remove_dir_all(&directory);
         }
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.taken);
         taken.insert(snapshot.clone(), archives?);
         Ok(snapshot)
     }
@@ -88,8 +95,7 @@ impl Snapshots {
         snapshot: &SnapshotId,
     ) -> Result<()> {
         let _alone = self.busy.lock().await;
-        let taken =
-            self.taken.lock().unwrap_or_else(PoisonError::into_inner).get(snapshot).cloned();
+        let taken = lock(&self.taken).get(snapshot).cloned();
         let archives = taken.ok_or_else(|| unknown(snapshot))?;
         for archive in &archives {
             verify(archive)?;
@@ -186,6 +192,14 @@ async fn swap(client: &AgentClient, place: &str) -> Result<()> {
         files.rename(&path(staging.as_str(), &entry.name)?, &path(place, &entry.name)?).await?;
     }
     files.remove(&staging).await
+}
+
+/// Bringing it back would empty what is mounted there, which is the host's.
+fn not_its_own(target: &str) -> Error {
+    let message = format!("mounts: `{target}` lies where the sandbox writes, and is the host's");
+    Error::new(ErrorCode::Invalid, "snapshot", message)
+        .backend(NAME)
+        .remedy("mount it outside of the workspace and of private places, such as below /mnt")
 }
 
 fn unknown(snapshot: &SnapshotId) -> Error {

@@ -15,13 +15,22 @@ pub(crate) mod ready;
 pub(crate) mod running;
 pub(crate) mod site;
 mod tally;
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+pub(crate) mod turns;
 pub(crate) mod watch;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{
     Admitted, BackendName, Boundary, Capabilities, Command, EnvName, Error, ErrorCode, Feature,
     SandboxId, SandboxSpec, Support, User, admit,
 };
 use stockade_launcher::{HOME, LaunchError, Launched, Pending};
+
+/// Whoever panicked while holding it left nothing half-done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Waits for the answer to a launch.
 pub(crate) async fn answer(backend: BackendName, pending: Pending) -> Result<Launched, Error> {

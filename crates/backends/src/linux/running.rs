@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Signal as Kill, pidfd_send_signal};
@@ -16,7 +16,7 @@ use stockade_core::{
 use super::cgroup::Group;
 use super::hold::Hold;
 use super::ready::readable;
-use super::tally;
+use super::{lock, tally};
 
 /// How long the kernel may take to end everything that was killed.
 const END_DEADLINE: Duration = Duration::from_secs(10);
@@ -115,7 +115,7 @@ impl Running {
 
     /// Nothing in it runs any more: its layers are free.
     pub(crate) fn let_go(&self) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.held).take();
     }
 
     /// Kills, and waits until nothing is left (C-30).
