@@ -34,6 +34,8 @@ const POLL: Duration = Duration::from_millis(20);
 pub(super) struct Container {
     api: Api,
     name: String,
+    /// By which the engine and its runtime know it.
+    pub hash: String,
 }
 
 /// Both directions of the agent's pipe.
@@ -55,8 +57,8 @@ impl Container {
         let name = plan::name(id);
         let options = CreateContainerOptions { name: Some(name.clone()), ..Default::default() };
         let made = api.create_container(Some(options), body).await;
-        made.map_err(|error| failed("create", &error))?;
-        Ok(Self { api: api.clone(), name })
+        let hash = made.map_err(|error| failed("create", &error))?.id;
+        Ok(Self { api: api.clone(), name, hash })
     }
 
     /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
@@ -173,14 +175,13 @@ pub(super) async fn remove(api: &Api, id: &SandboxId) -> Result<()> {
     let deadline = tokio::time::Instant::now() + DEADLINE;
     loop {
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
-        let error = match api.remove_container(&name, Some(options)).await {
-            Ok(()) => continue,
+        // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
+        // the engine then says that it is at it.
+        match api.remove_container(&name, Some(options)).await {
+            Ok(()) => {}
             Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) => error,
-        };
-        // Ending by itself and being removed may meet: the engine then says that it is at it.
-        if !is_underway(&error) && !is_busy(&error) {
-            return Err(failed("destroy", &error));
+            Err(error) if is_underway(&error) || is_busy(&error) => {}
+            Err(error) => return Err(failed("destroy", &error)),
         }
         if tokio::time::Instant::now() > deadline {
             return Err(left_behind(&NAME, id, "the engine does not remove its container"));

@@ -37,8 +37,7 @@ pub(super) struct Engine {
     pub rootless: bool,
     /// Whether a place in memory can belong to somebody else than root.
     pub owned_memory: bool,
-    /// Whether it filters system calls.
-    pub seccomp: bool,
+
     pub runtime: Option<String>,
     /// The limits that it says it can set.
     pub limits: Limits,
@@ -112,7 +111,7 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
     Ok(Engine {
         rootless: has("rootless"),
         owned_memory: !podman,
-        seccomp: has("seccomp"),
+
         runtime: options.runtime.clone(),
         limits: Limits {
             memory: info.memory_limit.unwrap_or(false),

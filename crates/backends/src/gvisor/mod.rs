@@ -26,10 +26,9 @@ use async_trait::async_trait;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, EffectiveLimits, Error, ErrorCode, Result,
-    Sandbox, SandboxId,
+    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
-use stockade_launcher::{Launcher, Rlimits};
+use stockade_launcher::Launcher;
 use tokio::net::unix::pipe;
 
 use private::Private;
@@ -40,7 +39,7 @@ use spawner::Spawner;
 use words::Words;
 
 use crate::linux::cgroup::{Group, House, throwaway};
-use crate::linux::limits::per_process;
+use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
 use crate::linux::turns::{Turns, to_its_end};
@@ -49,10 +48,6 @@ use crate::linux::{self, find, lock};
 /// The gvisor backend's name.
 pub const NAME: BackendName = BackendName::literal("gvisor");
 
-/// The agent and the keeper of an execution are not the guest's.
-const OWN_PROCESSES: u64 = 2;
-/// Threads of the host that the runtime needs for itself.
-const HOST_THREADS: u32 = 512;
 /// The most a snapshot may hold where nothing else bounds the disk.
 const MOST_KEPT: u64 = 1 << 30;
 
@@ -89,20 +84,6 @@ impl Inner {
             swept: tokio::sync::OnceCell::new(),
             turns: Turns::default(),
         }
-    }
-}
-
-/// Room in its groups for the host's threads, of which the runtime may need one for each pair of the
-/// guest's: only a backstop, since the Sentry counts the guest's own. Memory is one for both.
-fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
-    let pairs = |most: u32| most.saturating_add(16).saturating_pow(2).saturating_add(HOST_THREADS);
-    EffectiveLimits { processes: limits.processes.map(pairs), ..*limits }
-}
-
-fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
-    Rlimits {
-        nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
-        ..per_process(limits, memory_is_held)
     }
 }
 
@@ -168,7 +149,7 @@ impl Inner {
         let private = Private::make(id)?;
         bundle::lay(&private, &plan)?;
         let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
-        let rlimits = rlimits(admitted.limits(), self.site.holds_memory(group.as_ref()));
+        let rlimits = counted_inside(admitted.limits(), self.site.holds_memory(group.as_ref()));
         config::write(private.path(), id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
         let command = runsc.run(platform, &private, id);

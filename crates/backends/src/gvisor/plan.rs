@@ -12,16 +12,10 @@ use stockade_launcher::{Made, PRIVATE, Piece, host_root};
 
 use super::NAME;
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::private;
+use crate::linux::{MOST_SCRATCH, OURS, SOMEBODY, private};
 
-/// Whom commands run as when the caller does not say.
-const SOMEBODY: User = User { uid: 1000, gid: 1000 };
 /// Without privileges on any host.
 const NOBODY: u32 = 65534;
-/// What an image's own root must not decide: these are the sandbox's.
-const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
-/// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
-const MOST_SCRATCH: u64 = 1 << 30;
 
 /// What the guest will see.
 pub(super) struct Plan {

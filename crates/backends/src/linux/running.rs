@@ -109,7 +109,11 @@ impl Running {
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
             }
             #[cfg(feature = "docker")]
-            Ending::Asked(ask) => ask(),
+            Ending::Asked(ask) => {
+                // At once where this user may; whoever runs it may be slow to be reached.
+                let _ = pidfd_send_signal(&self.pidfd, Kill::KILL);
+                ask();
+            }
         }
     }
 
