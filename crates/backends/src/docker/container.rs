@@ -30,6 +30,9 @@ use crate::linux::site::DEADLINE;
 /// How often the engine is asked whether a container is gone.
 const POLL: Duration = Duration::from_millis(20);
 
+/// How long its helpers may take to end by themselves.
+const GRACE: Duration = Duration::from_secs(5);
+
 #[derive(Clone)]
 pub(super) struct Container {
     api: Api,
@@ -205,15 +208,27 @@ pub(super) async fn ended(running: &Running) -> Result<()> {
 }
 
 /// Waits until the engine's own helpers for this container are gone, which some leave running a little
-/// longer. They have its name among their arguments.
-pub(super) async fn attended_no_more(id: &SandboxId) -> Result<()> {
+/// longer. They have its name among their arguments, or in one of them what the engine calls it; a
+/// runtime that failed half-way may even be forgotten by its engine, and is ended.
+pub(super) async fn attended_no_more(id: &SandboxId, hash: Option<&str>) -> Result<()> {
     let name = plan::name(id);
-    let deadline = tokio::time::Instant::now() + DEADLINE;
-    while find::has_argument(&name) {
-        if tokio::time::Instant::now() > deadline {
+    let meant = |part: &[u8]| {
+        let holds = |hash: &str| part.windows(hash.len()).any(|window| window == hash.as_bytes());
+        part == name.as_bytes() || hash.is_some_and(holds)
+    };
+    let begun = tokio::time::Instant::now();
+    loop {
+        let left = find::with_argument(meant);
+        if left.is_empty() {
+            return Ok(());
+        }
+        if begun.elapsed() > DEADLINE {
             return Err(left_behind(&NAME, id, "the engine's helper for it does not end"));
+        }
+        if begun.elapsed() > GRACE {
+            let still = |pid: i32| find::with_argument(meant).contains(&pid);
+            left.iter().for_each(|pid| drop(find::kill_if(*pid, still)));
         }
         tokio::time::sleep(POLL).await;
     }
-    Ok(())
 }

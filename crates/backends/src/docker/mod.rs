@@ -57,6 +57,8 @@ struct Inner {
     engine: OnceCell<Engine>,
     turns: Turns,
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+    /// What the engine calls the containers that were made.
+    hashes: Mutex<HashMap<SandboxId, String>>,
     progress: Progress,
 }
 
@@ -90,6 +92,7 @@ impl Docker {
             engine: OnceCell::new(),
             turns: Turns::default(),
             running: Mutex::default(),
+            hashes: Mutex::default(),
             progress,
         };
         Self { inner: Arc::new(inner) }
@@ -124,6 +127,7 @@ impl Inner {
         let held = hold::take(&NAME, admitted.spec())?;
         let body = plan::body(id, admitted, engine, image)?;
         let container = Container::create(&engine.api, id, body).await?;
+        lock(&self.hashes).insert(id.clone(), container.hash.clone());
         let (pipe, started) = container.start().await?;
         let running = started.running(id, admitted, held, &engine.api);
         self.running().insert(id.clone(), Arc::clone(&running));
@@ -174,7 +178,9 @@ impl Inner {
             container::ended(&running).await?;
             running.let_go();
         }
-        container::attended_no_more(id).await?;
+        let hash = lock(&self.hashes).get(id).cloned();
+        container::attended_no_more(id, hash.as_deref()).await?;
+        lock(&self.hashes).remove(id);
         self.running().remove(id);
         self.turns.forget(id);
         Ok(())
