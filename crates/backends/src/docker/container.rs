@@ -183,7 +183,9 @@ pub(super) async fn remove(api: &Api, id: &SandboxId) -> Result<()> {
         match api.remove_container(&name, Some(options)).await {
             Ok(()) => {}
             Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) if is_underway(&error) || is_busy(&error) => {}
+            Err(error) if is_underway(&error) => {}
+            // A runtime may be unable to end what is paused.
+            Err(error) if is_busy(&error) => drop(api.unpause_container(&name).await),
             Err(error) => return Err(failed("destroy", &error)),
         }
         if tokio::time::Instant::now() > deadline {

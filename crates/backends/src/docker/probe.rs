@@ -121,10 +121,29 @@ fn stands(seen: &Seen) -> Capabilities {
         all = all.with(feature, limit(feature, !seen.loose.contains(&kind)));
     }
     if seen.boundary != Boundary::SharedKernel {
-        let by = "RLIMIT_NPROC, counted by the sandbox's own kernel for it alone";
-        all = all.with(Feature::ProcessLimit, Support::full(by));
+        all = with_own_kernel(all, seen);
     }
     all.with(Feature::DiskLimit, limits::disk_by_counting())
+}
+
+/// What is different where a container has a kernel of its own, whose end is the sandbox's.
+fn with_own_kernel(all: Capabilities, seen: &Seen) -> Capabilities {
+    let by = "RLIMIT_NPROC, counted by the sandbox's own kernel for it alone";
+    let paused = "an engine cannot end a paused container of such a runtime";
+    let all = all
+        .with(Feature::ProcessLimit, Support::full(by))
+        .with(Feature::Pause, Support::missing(paused, "use the gvisor backend"));
+    match seen.loose.contains(&LimitKind::Memory) {
+        true => all,
+        false => all.with(
+            Feature::MemoryLimit,
+            Support::partial(
+                "the container's control group",
+                "beyond it the whole sandbox ends, and its end is not told as that limit's",
+                "use the gvisor backend, or --without memory-limit",
+            ),
+        ),
+    }
 }
 
 fn limit(feature: Feature, holds: bool) -> Support {

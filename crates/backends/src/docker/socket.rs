@@ -109,7 +109,7 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
     let security = info.security_options.unwrap_or_default();
     let has = |name: &str| security.iter().any(|option| option.contains(name));
     Ok(Engine {
-        rootless: has("rootless"),
+        rootless: has("rootless") || !is_roots(&socket).await,
         owned_memory: !podman,
 
         runtime: options.runtime.clone(),
@@ -121,6 +121,12 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
         api,
         socket,
     })
+}
+
+/// Whether root listens at a socket. Not every engine says that it has no root.
+async fn is_roots(socket: &Path) -> bool {
+    let peer = tokio::net::UnixStream::connect(socket).await.and_then(|stream| stream.peer_cred());
+    peer.is_ok_and(|peer| peer.uid() == 0)
 }
 
 fn unavailable(message: impl Into<String>) -> Error {
