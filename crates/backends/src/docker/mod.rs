@@ -140,7 +140,8 @@ impl Inner {
             walls::keep_the_promise(admitted, boundary, &loose)?;
         }
         let user = plan::user(admitted.spec(), engine)?;
-        Ok((DockerSandbox { running, client, user, container }, Seen { boundary, loose }))
+        let sandbox = DockerSandbox { running, client, user, container, boundary };
+        Ok((sandbox, Seen { boundary, loose }))
     }
 
     /// Builds in a task of its own: an engine goes on with a request that nobody waits for any more,

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
-use stockade_core::{Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId, User};
+use stockade_core::{
+    Boundary, Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId, User,
+};
 
 use super::container::Container;
 use crate::linux::running::Running;
 use crate::linux::settle;
-use crate::linux::watch::{Watched, held};
+use crate::linux::watch::{Watched, held, held_apart};
 
 pub(super) struct DockerSandbox {
     pub running: Arc<Running>,
@@ -17,6 +19,8 @@ pub(super) struct DockerSandbox {
     /// Whom everything in it runs as.
     pub user: User,
     pub container: Container,
+    /// What was seen between it and the host's kernel.
+    pub boundary: Boundary,
 }
 
 #[async_trait]
@@ -27,7 +31,11 @@ impl Sandbox for DockerSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = settle(command, self.user);
-        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
+        let each = match self.boundary == Boundary::SharedKernel {
+            true => held(limits),
+            false => held_apart(limits, &self.running),
+        };
+        let Process { events, control } = self.client.spawn(&command, &each).await?;
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })
     }
