@@ -68,6 +68,8 @@ struct Seen {
     boundary: Boundary,
     /// The limits that were asked for and that nothing holds it to.
     loose: Vec<LimitKind>,
+    /// Whether a container has but one user.
+    one_user: bool,
 }
 
 /// Who builds: somebody who was promised walls, or somebody who wants to know what can be had.
@@ -135,13 +137,15 @@ impl Inner {
         let client = pipe.connect().await?;
         let first = walls::first(running.pid, id, &container.hash)?;
         let boundary = walls::read_back(first, running.pid, engine, &client).await?;
-        let loose = walls::loose(running.group.as_ref(), admitted);
+        let loose = walls::loose(running.pid, running.group.as_ref(), admitted);
         if purpose == Purpose::Use {
             walls::keep_the_promise(admitted, boundary, &loose)?;
         }
         let user = plan::user(admitted.spec(), engine)?;
         let sandbox = DockerSandbox { running, client, user, container, boundary };
-        Ok((sandbox, Seen { boundary, loose }))
+        let one_user =
+            boundary == Boundary::SharedKernel && walls::has_one_user(sandbox.running.pid);
+        Ok((sandbox, Seen { boundary, loose, one_user }))
     }
 
     /// Builds in a task of its own: an engine goes on with a request that nobody waits for any more,

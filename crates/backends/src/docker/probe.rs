@@ -95,6 +95,7 @@ async fn trial(docker: &Arc<Inner>, boundary: Boundary) -> Result<Seen, Error> {
         let id = linux::trial_id();
         let mut spec = SandboxSpec::default();
         spec.limits.cpu_rate = Some(Millicores(1000));
+        spec.limits.open_files = Some(256);
         let admitted = linux::provisional_at(boundary, NAME, &spec)?;
         let created = docker.create(&id, &admitted, Purpose::Trial).await;
         docker.destroy(&id).await?;
@@ -117,8 +118,18 @@ fn stands(seen: &Seen) -> Capabilities {
         (Feature::ProcessLimit, LimitKind::Processes),
         (Feature::CpuRateLimit, LimitKind::CpuRate),
         (Feature::CpuTimeLimit, LimitKind::CpuTime),
+        (Feature::OpenFilesLimit, LimitKind::OpenFiles),
     ] {
         all = all.with(feature, limit(feature, !seen.loose.contains(&kind)));
+    }
+    // A freezer is one of a group's.
+    if seen.loose.contains(&LimitKind::CpuTime) {
+        let reason = "its containers have no control group to be frozen in";
+        all = all.with(Feature::Pause, Support::missing(reason, OTHER));
+    }
+    if seen.one_user {
+        let (reason, remedy) = ("its containers have one user", "give it ranges in /etc/subuid");
+        all = all.with(Feature::ChosenUser, Support::missing(reason, remedy));
     }
     if seen.boundary != Boundary::SharedKernel {
         all = with_own_kernel(all, seen);
@@ -148,6 +159,7 @@ fn with_own_kernel(all: Capabilities, seen: &Seen) -> Capabilities {
 
 fn limit(feature: Feature, holds: bool) -> Support {
     match holds {
+        true if feature == Feature::OpenFilesLimit => Support::full("RLIMIT_NOFILE"),
         true => Support::full("the container's control group"),
         false => Support::missing(
             "a container was not held to one, as without control groups",

@@ -108,7 +108,7 @@ fn stand(walls: impl IntoIterator<Item = (&'static str, bool)>) -> Result<()> {
 }
 
 /// The limits that were asked for and that the container's group is not held to.
-pub(super) fn loose(group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind> {
+pub(super) fn loose(pid: i32, group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind> {
     let limits = admitted.limits();
     let held = group.map(Group::held).unwrap_or_default();
     let Held { memory, processes, cpu } = held;
@@ -123,8 +123,26 @@ pub(super) fn loose(group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind
         (LimitKind::Processes, counted_inside || within(processes, most)),
         (LimitKind::CpuRate, within(cpu, limits.cpu_rate.map(|rate| u64::from(rate.0)))),
         (LimitKind::CpuTime, group.is_some()),
+        (
+            LimitKind::OpenFiles,
+            counted_inside || within(open_files(pid), limits.open_files.map(u64::from)),
+        ),
     ];
     all.into_iter().filter(|(_, holds)| !holds).map(|(kind, _)| kind).collect()
+}
+
+/// How many files a process may have open.
+fn open_files(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Whether there is but one user in it.
+pub(super) fn has_one_user(pid: i32) -> bool {
+    let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+    let sizes = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    sizes.sum::<u64>() <= 1
 }
 
 /// Fails where a limit that was promised is not held, or where the guest is closer to the host's kernel
