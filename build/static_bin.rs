@@ -1,14 +1,17 @@
 // Builds one program of this workspace statically, for a build script that embeds its bytes.
-// Shared by `include!`. It must never touch the outer build's target directory: the outer cargo holds
-// its lock while a build script runs.
+// Shared by `include!`. It must never build in the outer build's own directory: the outer cargo holds
+// its lock while a build script runs. It builds in one beside that, so that everything these programs
+// have in common is compiled once, whoever embeds them.
 
 /// Builds `bin` of `package` with `features` alone and answers where it lies. `sources` are the directories,
-/// from the workspace's root, whose change asks for a new build.
+/// from the workspace's root, whose change asks for a new build. `given` are programs that it embeds in turn,
+/// by the variable that names each: where such a variable is set, nothing is built.
 fn static_bin(
     package: &str,
     bin: &str,
     features: &[&str],
     sources: &[&str],
+    given: &[(&str, &std::path::Path)],
 ) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
     let variable = |name: &str| std::env::var_os(name).ok_or(format!("{name} is not set"));
     let here = std::path::PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
@@ -18,7 +21,9 @@ fn static_bin(
         println!("cargo::rerun-if-changed={}", root.join(source).display());
     }
     let target = variable("TARGET")?.into_string().map_err(|_| "TARGET is not text")?;
-    let target_dir = std::path::Path::new(&variable("OUT_DIR")?).join("static");
+    // TARGET_DIR/PROFILE/build/PACKAGE/out
+    let out = std::path::PathBuf::from(variable("OUT_DIR")?);
+    let target_dir = out.ancestors().nth(4).ok_or("OUT_DIR is not where it should be")?.join("static");
     let mut cargo = std::process::Command::new(variable("CARGO")?);
     cargo.current_dir(root).args(["build", "--quiet", "--locked", "--profile", "static-bin"]);
     cargo.args(["--package", package, "--bin", bin, "--target", &target]);
@@ -36,6 +41,7 @@ fn static_bin(
             cargo.env_remove(name);
         }
     }
+    cargo.envs(given.iter().copied());
     cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
     let status = cargo.status()?;
     if !status.success() {

@@ -19,16 +19,36 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if !wanted("CARGO_FEATURE_LINUX") {
         return Ok(());
     }
-    let agent = static_bin("stockade-agent", "stockade-agent", &[], &["crates/agent"])?;
-    let launcher = static_bin("stockade-launcher", "stockade-launcher", &[], &["crates/launcher"])?;
+    let agent = carried(GIVEN_AGENT, "stockade-agent", "crates/agent")?;
+    let launcher = carried(GIVEN_LAUNCHER, "stockade-launcher", "crates/launcher")?;
     println!("cargo::rustc-env=STOCKADE_AGENT={}", agent.display());
     println!("cargo::rustc-env=STOCKADE_LAUNCHER={}", launcher.display());
     if wanted("CARGO_FEATURE_SSH") {
-        let far = static_bin("stockade-far", "stockade-far", &[], &FAR)?;
+        let given = [(GIVEN_AGENT, agent.as_path()), (GIVEN_LAUNCHER, launcher.as_path())];
+        let far = static_bin("stockade-far", "stockade-far", &[], &FAR, &given)?;
         println!("cargo::rustc-env=STOCKADE_FAR={}", far.display());
         println!("cargo::rustc-env=STOCKADE_FAR_SUM={}", sum(&std::fs::read(far)?));
     }
     Ok(())
+}
+
+/// The programs that were built already, when this is a part of one that carries them as well.
+const GIVEN_AGENT: &str = "STOCKADE_GIVEN_AGENT";
+const GIVEN_LAUNCHER: &str = "STOCKADE_GIVEN_LAUNCHER";
+
+fn carried(
+    given: &str,
+    program: &str,
+    source: &str,
+) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-env-changed={given}");
+    match std::env::var_os(given) {
+        Some(path) => {
+            println!("cargo::rerun-if-changed={}", std::path::Path::new(&path).display());
+            Ok(path.into())
+        }
+        None => static_bin(program, program, &[], &[source], &[]),
+    }
 }
 
 /// Taken here, so that nobody has to read the whole program just to know which one it is.

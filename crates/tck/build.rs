@@ -7,7 +7,7 @@ use std::path::Path;
 include!("../../build/static_bin.rs");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"])?;
+    let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"], &[])?;
     println!("cargo::rustc-env=STOCKADE_PROBE={}", probe.display());
     let here = std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no crate")?);
     for (name, directory) in

@@ -4,6 +4,7 @@
 #![cfg(feature = "across")]
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -42,13 +43,18 @@ impl Pair {
     fn push(&mut self) -> (usize, Vec<String>) {
         let mut bytes = Vec::new();
         self.near.send(&mut bytes).unwrap();
-        (bytes.len(), self.far.take(&bytes[..]).unwrap().into_iter().collect())
+        let conflicts = self.far.take(&bytes[..]).unwrap();
+        let entries: Vec<_> = conflicts.iter().map(|conflict| conflict.entry).collect();
+        (bytes.len(), self.near.agreed(&entries).into_iter().collect())
     }
 
     fn pull(&mut self) -> (usize, Vec<String>) {
         let mut bytes = Vec::new();
         self.far.send(&mut bytes).unwrap();
-        (bytes.len(), self.near.take(&bytes[..]).unwrap().into_iter().collect())
+        self.far.agreed(&[]);
+        let conflicts = self.near.take(&bytes[..]).unwrap();
+        let named: BTreeSet<_> = conflicts.into_iter().map(|conflict| conflict.path).collect();
+        (bytes.len(), named.into_iter().collect())
     }
 
     /// Gives this side an archive that nobody honest has made.

@@ -97,6 +97,8 @@ fn outcome(record: &Record) -> Option<&Outcome> {
         Event::Stopped { outcome, .. } => Some(outcome),
         Event::Started { .. }
         | Event::Created { .. }
+        | Event::Captured { .. }
+        | Event::Restored { .. }
         | Event::Destroyed { .. }
         | Event::Decided { .. }
         | Event::Refused { .. }

@@ -10,11 +10,14 @@ use crate::lasting::VERB;
 use crate::lasting::cp::CpArgs;
 use crate::lasting::create::CreateArgs;
 use crate::lasting::exec::ExecArgs;
+use crate::lasting::fork::ForkArgs;
 use crate::lasting::kill::KillArgs;
 use crate::lasting::logs::LogsArgs;
+use crate::lasting::pause::PauseArgs;
 use crate::lasting::ps::PsArgs;
 use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
+use crate::lasting::snapshot::SnapshotArgs;
 use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
@@ -59,6 +62,14 @@ pub enum Verb {
     Kill(KillArgs),
     /// Clear away sandboxes that nobody uses.
     Rm(RmArgs),
+    /// Capture the state of a sandbox, keep it, carry it, bring it back.
+    Snapshot(SnapshotArgs),
+    /// Make copies of a sandbox that lives on, and print their ids.
+    Fork(ForkArgs),
+    /// Stop everything in a sandbox where it is.
+    Pause(PauseArgs),
+    /// Let a paused sandbox go on.
+    Resume(PauseArgs),
     #[command(name = VERB, hide = true)]
     Supervise,
     /// Offer the tools to a coding agent (Model Context Protocol).

@@ -3,6 +3,8 @@
 //!
 //! Behaviour is given per method with the clauses that bind it; the conformance kit checks it.
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,8 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Admitted, BackendName, Bytes, Capabilities, Command, EffectiveLimits, Error, ErrorCode,
-    Feature, LimitKind, Result, SandboxId, SandboxPath, Signal, SnapshotId, Span, StartFailure,
-    TerminalSize,
+    Feature, LimitKind, Result, SandboxId, SandboxPath, Signal, Span, StartFailure, TerminalSize,
 };
 
 /// A way of building walls.
@@ -33,11 +34,37 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Why it is taken only by who names it, where that is known without measuring: then nobody else
+    /// waits for its measurement.
+    fn only_by_name(&self) -> Option<String> {
+        None
+    }
+
     /// Builds the walls.
     ///
     /// - Enforces everything in `admitted` or fails, naming the wall (C-02).
     /// - If it fails or its future is dropped, nothing is left (C-32).
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>>;
+
+    /// Builds the walls around a captured state. The clone is a different machine: what makes it
+    /// unique is its own before anything of the guest runs in it.
+    ///
+    /// - Binds as `create` does (C-02, C-32).
+    async fn create_from(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        from: &Parts,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let sandbox = self.create(id, admitted).await?;
+        match sandbox.restore(from).await {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                self.destroy(id).await?;
+                Err(error)
+            }
+        }
+    }
 
     /// The sandboxes of this user that exist on this host, whoever made them.
     async fn list(&self) -> Result<Vec<SandboxId>>;
@@ -66,14 +93,20 @@ pub trait Sandbox: Send + Sync {
         Err(Error::unsupported("files", Feature::FileTransfer))
     }
 
-    /// Captures its state. Requires `files-snapshot` or `full-snapshot`.
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
+    /// Captures its state as plain files in `into`, an empty directory of this user alone. Requires
+    /// `files-snapshot` or `full-snapshot`.
+    ///
+    /// - The sandbox goes on as if nothing had happened, also when this fails.
+    /// - Names are lower-case letters, digits and dashes. What is zero may be a hole.
+    async fn snapshot(&self, kind: SnapshotKind, _into: &Path) -> Result<()> {
         Err(Error::unsupported("snapshot", kind.feature()))
     }
 
     /// Brings a captured state back, in place. Requires what `snapshot` requires.
-    async fn restore(&self, _snapshot: &SnapshotId) -> Result<()> {
-        Err(Error::unsupported("restore", Feature::FilesSnapshot))
+    ///
+    /// - What cannot be brought back whole changes nothing.
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        Err(Error::unsupported("restore", from.kind.feature()))
     }
 
     /// Stops every process where it is. Requires `pause`. Idempotent.
@@ -91,7 +124,8 @@ pub trait Sandbox: Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnapshotKind {
-    /// The writable files.
+    /// The writable files: an archive of each place that could be written to. The same on every
+    /// backend, so that one can bring back what another has captured.
     Files,
     /// Memory too.
     Full,
@@ -104,6 +138,26 @@ impl SnapshotKind {
             Self::Files => Feature::FilesSnapshot,
             Self::Full => Feature::FullSnapshot,
         }
+    }
+}
+
+/// A captured state: its files by name. Whoever hands them out has checked every byte, and keeps them
+/// as they are while they are used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parts {
+    /// What was captured.
+    pub kind: SnapshotKind,
+    /// Where each part is.
+    pub files: BTreeMap<String, PathBuf>,
+}
+
+impl Parts {
+    /// The part of that name.
+    pub fn get(&self, name: &str) -> Result<&Path> {
+        self.files.get(name).map(PathBuf::as_path).ok_or_else(|| {
+            Error::new(ErrorCode::Invalid, "restore", format!("the snapshot has no part `{name}`"))
+                .remedy("take another one with this version of the backend")
+        })
     }
 }
 
@@ -130,6 +184,12 @@ pub trait ProcessEvents: Send {
 pub trait ProcessControl: Send + Sync {
     /// Ends every process of this execution, descendants that hide included (C-11). Idempotent.
     async fn kill(&self) -> Result<()>;
+
+    /// Resolves once the program has ended although its exit is not told yet, because what it leaves is
+    /// still being brought: that is not its time any more. Never, where nothing is.
+    async fn ended(&self) {
+        std::future::pending().await
+    }
 
     /// Sends a signal to the program and its descendants. Requires `signals`.
     async fn signal(&self, _signal: Signal) -> Result<()> {

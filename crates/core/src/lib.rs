@@ -22,7 +22,7 @@ mod units;
 
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
 pub use backend::{
-    Backend, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Process, ProcessControl,
+    Backend, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Parts, Process, ProcessControl,
     ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId,
 };
 pub use boundary::Boundary;

@@ -19,6 +19,7 @@ use crate::measured::Measurements;
 use crate::registry::Registry;
 use crate::sandboxes::{Live, Order};
 use crate::select::{Selection, select};
+use crate::snapshots::Snapshots;
 use crate::state::StateDir;
 
 /// The engine. Clones are the same engine.
@@ -32,6 +33,7 @@ pub(crate) struct Inner {
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
+    pub snapshots: Arc<Snapshots>,
     pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
 }
@@ -48,6 +50,7 @@ impl Engine {
         let inner = Inner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
+            snapshots: Arc::new(Snapshots::open(&state)?),
             registry: Registry::new(backends, Measurements::below(&config.state_dir)),
             live: Mutex::default(),
             running: Mutex::default(),
@@ -63,12 +66,25 @@ impl Engine {
     /// Which backend this spec would take, and why each other one would not. Creates nothing.
     pub async fn explain(&self, spec: &SandboxSpec) -> Selection {
         let all = SandboxSpec { backend: BackendChoice::Auto, ..SandboxSpec::default() };
-        select(spec, &self.inner.registry.measured(&all).await)
+        let registry = &self.inner.registry;
+        let mut measured = registry.measured(&all).await;
+        if let BackendChoice::Named(name) = &spec.backend
+            && let Some(now) = registry.capabilities(name).await
+        {
+            let named = measured.iter_mut().filter(|known| known.backend == *name);
+            named.for_each(|known| known.clone_from(now));
+        }
+        select(spec, &measured)
     }
 
     /// What each backend has on this host, measured now.
     pub async fn detect(&self) -> Vec<Capabilities> {
         self.inner.registry.measure_anew().await
+    }
+
+    /// What one backend has on this host, as it was last measured.
+    pub async fn detect_one(&self, backend: &BackendName) -> Option<Capabilities> {
+        self.inner.registry.capabilities(backend).await.cloned()
     }
 
     /// Runs one command in a sandbox of its own, which is destroyed before the outcome is revealed.
@@ -217,7 +233,11 @@ impl Engine {
 
 impl Inner {
     /// Checks everything before anything is created (C-01).
-    async fn admit(&self, spec: &SandboxSpec, command: Option<&Command>) -> Result<Order> {
+    pub(crate) async fn admit(
+        &self,
+        spec: &SandboxSpec,
+        command: Option<&Command>,
+    ) -> Result<Order> {
         self.known(spec)?;
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
@@ -255,7 +275,7 @@ impl Inner {
 
     fn order(&self, admitted: Admitted) -> Result<Order> {
         match self.registry.get(admitted.backend()) {
-            Some(backend) => Ok(Order { backend: Arc::clone(backend), admitted }),
+            Some(backend) => Ok(Order { backend: Arc::clone(backend), admitted, from: None }),
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }
     }

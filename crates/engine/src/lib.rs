@@ -3,6 +3,7 @@
 //! Every front end goes through [`Engine`]. Backends are passed in; nothing is looked up in the
 //! surroundings, and nothing here knows how any wall is built.
 
+mod capture;
 mod config;
 mod engine;
 mod execution;
@@ -14,6 +15,7 @@ mod measured;
 mod registry;
 mod sandboxes;
 mod select;
+mod snapshots;
 mod state;
 mod supervise;
 
@@ -28,4 +30,5 @@ pub use journal::{
 };
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
 pub use select::{Choice, Selection, select};
+pub use snapshots::{Part, Snapshot, SnapshotListing, Snapshots};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

@@ -35,7 +35,11 @@ impl Registry {
     /// What each backend has, measured now, whatever was kept.
     pub(crate) async fn measure_anew(&self) -> Vec<Capabilities> {
         self.backends.iter().for_each(|registered| self.kept.forget(registered.backend.as_ref()));
-        self.measured(&SandboxSpec::default()).await
+        let mut measured = Vec::new();
+        for registered in &self.backends {
+            measured.push(registered.measure(&self.kept, false).await.clone());
+        }
+        measured
     }
 
     pub(crate) fn get(&self, name: &BackendName) -> Option<&Arc<dyn Backend>> {
@@ -56,7 +60,8 @@ impl Registry {
         Some(registered.measure(&self.kept, true).await)
     }
 
-    /// What the backends a spec could take were measured to have. One that is named is measured alone.
+    /// What the backends a spec could take were measured to have. One that is named is measured alone,
+    /// and one that is to be had only by its name is measured only then.
     pub(crate) async fn measured(&self, spec: &SandboxSpec) -> Vec<Capabilities> {
         let wanted = |registered: &&Registered| match &spec.backend {
             BackendChoice::Auto => true,
@@ -65,10 +70,21 @@ impl Registry {
         let named = spec.backend != BackendChoice::Auto;
         let mut measured = Vec::new();
         for registered in self.backends.iter().filter(wanted) {
+            if let Some(reason) = registered.backend.only_by_name().filter(|_| !named) {
+                measured.push(unmeasured(registered.backend.name(), reason));
+                continue;
+            }
             measured.push(registered.measure(&self.kept, named).await.clone());
         }
         measured
     }
+}
+
+/// What is said of a backend that nobody has looked at.
+fn unmeasured(backend: BackendName, reason: String) -> Capabilities {
+    let mut said = Capabilities::none(backend, Boundary::None);
+    said.only_by_name = Some(reason);
+    said
 }
 
 impl Registered {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, BackendName, Command, Ending, EnvName, Error, ErrorCode, Outcome, Process,
-    Result, Sandbox, SandboxId, Stdin, StreamReport, Usage,
+    Admitted, Backend, BackendName, Command, Ending, EnvName, Error, ErrorCode, Outcome, Parts,
+    Process, Result, Sandbox, SandboxId, SnapshotId, Stdin, StreamReport, Usage,
 };
 use tokio::sync::watch;
 
@@ -24,11 +24,32 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// How long the commands of a sandbox may take to end before its walls come down.
 const END_GRACE: Duration = Duration::from_secs(6);
 
+/// How long a state may take to be captured or brought back.
+pub(crate) const CAPTURE: Duration = Duration::from_secs(300);
+
 /// An admitted spec and the backend that will honour it.
 #[derive(Clone)]
 pub(crate) struct Order {
     pub backend: Arc<dyn Backend>,
     pub admitted: Admitted,
+    /// The captured state that it starts with.
+    pub from: Option<Origin>,
+}
+
+/// A captured state, checked and ready to be used.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub snapshot: SnapshotId,
+    pub parts: Arc<Parts>,
+}
+
+impl Order {
+    async fn build(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
+        match &self.from {
+            None => self.backend.create(id, &self.admitted).await,
+            Some(origin) => self.backend.create_from(id, &self.admitted, &origin.parts).await,
+        }
+    }
 }
 
 /// A sandbox that lives until it is destroyed.
@@ -167,9 +188,9 @@ impl Inner {
         let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
         body.labels = spec.labels.clone();
         let lease = self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)?;
-        let create = order.backend.create(id, &order.admitted);
+        let create = order.build(id);
         let created = tokio::select! {
-            created = tokio::time::timeout(self.config.create_deadline, create) => {
+            created = tokio::time::timeout(self.patience(order), create) => {
                 created.unwrap_or_else(|_| Err(too_slow("create", order.backend.as_ref())))
             }
             _ = cancelled.wait_for(|cancelled| *cancelled) => {
@@ -194,6 +215,11 @@ impl Inner {
                 Err(error)
             }
         }
+    }
+
+    /// Bringing a state back takes as long as there is much of it.
+    fn patience(&self, order: &Order) -> Duration {
+        self.config.create_deadline + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE)
     }
 
     async fn spawn(&self, live: &Live, command: &Command, shared: &Shared) -> Result<Process> {
@@ -365,6 +391,7 @@ fn created(sandbox: &SandboxId, order: &Order) -> Event {
         tenant: order.admitted.spec().tenant.clone(),
         backend: order.admitted.backend().clone(),
         boundary: order.admitted.boundary(),
+        from: order.from.as_ref().map(|origin| origin.snapshot.clone()),
     }
 }
 
@@ -374,7 +401,7 @@ fn made_by_a_stranger(id: &SandboxId, backend: &BackendName) -> Error {
         .remedy(format!("open the engine with backend `{backend}`"))
 }
 
-fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
+pub(crate) fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
     Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
         .backend(backend.name())
         .remedy("see whether what it relies on is alive: `stockade detect`")
@@ -387,7 +414,7 @@ async fn all_finished(executions: &[Arc<Shared>]) {
 }
 
 /// Runs to the end even if the caller does not wait for it.
-async fn in_a_task<T: Send + 'static>(
+pub(crate) async fn in_a_task<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     match tokio::spawn(work).await {

@@ -88,12 +88,17 @@ fn passed_over(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<String
         BackendChoice::Named(name) => Some(format!("{name} was named")),
         // Why it cannot be had says more than what it would be.
         BackendChoice::Auto if capabilities.unavailable.is_some() => None,
-        BackendChoice::Auto if capabilities.boundary.makes_a_security_claim() => {
-            let reason = capabilities.only_by_name.as_ref()?;
-            Some(format!("it is taken only by its name: {reason}"))
-        }
-        BackendChoice::Auto => {
-            let boundary = capabilities.boundary;
+        BackendChoice::Auto => reserved(capabilities),
+    }
+}
+
+/// Why a backend that can be had is not chosen automatically.
+fn reserved(capabilities: &Capabilities) -> Option<String> {
+    let boundary = capabilities.boundary;
+    match &capabilities.only_by_name {
+        Some(reason) => Some(format!("it is taken only by its name: {reason}")),
+        None if boundary.makes_a_security_claim() => None,
+        None => {
             Some(format!("the boundary {boundary} is never chosen automatically; name the backend"))
         }
     }

@@ -85,7 +85,7 @@ pub(crate) async fn supervise(
             // An end that has been reported wins over a timer that fires at the same moment.
             biased;
             exit = &mut drive => (Some(exit), None),
-            ending = stop(limits, cancelled) => {
+            ending = stop(limits, control.as_ref(), cancelled) => {
                 history.stop_holding();
                 let ended = kill(control.as_ref(), &mut drive).await;
                 (ended, Some(ending))
@@ -102,18 +102,28 @@ pub(crate) async fn supervise(
 }
 
 /// Resolves when the process has to be ended from outside.
-async fn stop(limits: &EffectiveLimits, mut cancelled: watch::Receiver<bool>) -> Ending {
-    let expired = async {
-        match limits.wall_time {
-            Some(wall) => tokio::time::sleep(wall.into()).await,
-            None => std::future::pending().await,
-        }
-    };
+async fn stop(
+    limits: &EffectiveLimits,
+    control: &dyn ProcessControl,
+    mut cancelled: watch::Receiver<bool>,
+) -> Ending {
     tokio::select! {
-        () = expired => Ending::TimedOut,
+        () = expired(limits, control) => Ending::TimedOut,
         // A closed channel means that nobody is left who could want it.
         _ = cancelled.wait_for(|cancelled| *cancelled) => Ending::Cancelled,
     }
+}
+
+/// Resolves when its time is over, unless it has ended before.
+async fn expired(limits: &EffectiveLimits, control: &dyn ProcessControl) {
+    if let Some(wall) = limits.wall_time {
+        tokio::select! {
+            biased;
+            () = control.ended() => {}
+            () = tokio::time::sleep(wall.into()) => return,
+        }
+    }
+    std::future::pending().await
 }
 
 async fn kill(
@@ -150,5 +160,57 @@ fn ending_of(status: ExitStatus) -> Ending {
         ExitStatus::StartFailed(failure) => Ending::StartFailed(failure),
         ExitStatus::LimitExceeded(limit) => Ending::LimitExceeded(limit),
         ExitStatus::Lost(reason) => Ending::Lost(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use async_trait::async_trait;
+    use stockade_core::{Limits, Result, Span};
+
+    use super::*;
+    use crate::history::HistoryBounds;
+
+    /// A program that has ended, and whose exit takes its time.
+    struct Late(Duration);
+
+    #[async_trait]
+    impl ProcessEvents for Late {
+        async fn next(&mut self) -> Option<ProcessEvent> {
+            tokio::time::sleep(self.0).await;
+            Some(ProcessEvent::Exit(ExitStatus::Exited(0).into()))
+        }
+    }
+
+    struct Over(bool);
+
+    #[async_trait]
+    impl ProcessControl for Over {
+        async fn kill(&self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn ended(&self) {
+            if !self.0 {
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn ending(over: bool) -> Ending {
+        let events = Box::new(Late(Duration::from_secs(60)));
+        let process = Process { events, control: Arc::new(Over(over)) };
+        let limits = EffectiveLimits { wall_time: Some(Span::secs(1)), ..Limits::default() };
+        let history = History::new(HistoryBounds::default());
+        let (_wanted, cancelled) = watch::channel(false);
+        supervise(process, Stdin::None, &limits, &history, cancelled).await.ending
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bringing_back_what_a_program_has_left_is_not_its_time() {
+        assert_eq!(ending(true).await, Ending::Exited(0));
+        assert_eq!(ending(false).await, Ending::TimedOut);
     }
 }

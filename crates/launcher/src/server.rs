@@ -238,11 +238,23 @@ impl Server {
         for live in &self.live {
             let _ = kill_process(live.pid, self.works.ending());
         }
+        self.thaw();
         for live in std::mem::take(&mut self.live) {
             let _ = waitpid(Some(live.pid), WaitOptions::empty());
             self.left.extend(live.cgroups);
         }
         self.remove_cgroups(&self.left);
+    }
+
+    /// What stands still does not end. In the unified hierarchy it does.
+    fn thaw(&self) {
+        let groups = self.live.iter().flat_map(|live| &live.cgroups);
+        self.works.on_host(|| {
+            for directory in groups {
+                // Only one of the older hierarchies has this file.
+                let _ = std::fs::write(directory.join("freezer.state"), "THAWED");
+            }
+        });
     }
 
     /// A group can be removed once its last process is buried, which a pid namespace's end promises

@@ -1,13 +1,14 @@
 //! A backend in front of the one that is judged: it notes which sandboxes were asked for, and can hide
 //! one feature so that its refusal can be seen. It must never change what the other one answers.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Error, Feature, Files,
-    Process, ProcessControl, Result, Sandbox, SandboxId, SnapshotId, SnapshotKind, TerminalSize,
+    Parts, Process, ProcessControl, Result, Sandbox, SandboxId, SnapshotKind, TerminalSize,
 };
 
 /// The backend in front.
@@ -94,12 +95,12 @@ impl Sandbox for Lacking {
         self.offer("files", Feature::FileTransfer)?.files()
     }
 
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        self.offer("snapshot", kind.feature())?.snapshot(kind).await
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.offer("snapshot", kind.feature())?.snapshot(kind, into).await
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        self.offer("restore", Feature::FilesSnapshot)?.restore(snapshot).await
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.offer("restore", from.kind.feature())?.restore(from).await
     }
 
     async fn pause(&self) -> Result<()> {

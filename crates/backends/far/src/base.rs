@@ -3,6 +3,7 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -11,11 +12,12 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
-
-use crate::remove::remove;
+use stockade_launcher::clear;
 
 /// How long another version that nobody may need any more is kept.
 const STALE: Duration = Duration::from_secs(24 * 3600);
+/// How long one that is being carried here may take, at the most.
+const CARRIED: Duration = Duration::from_secs(600);
 /// How long a process that was killed may take to let go.
 const LET_GO: Duration = Duration::from_secs(5);
 
@@ -53,6 +55,8 @@ impl Base {
         for dir in [&own, &far] {
             private(dir)?;
         }
+        // Failing to is no harm: at the worst it is carried here once more.
+        let _ = File::open(&own).and_then(|dir| dir.set_modified(SystemTime::now()));
         Ok(Self { root, own })
     }
 
@@ -97,14 +101,17 @@ impl Base {
                 .remedy("end some of them, or raise its capacity in the configuration"));
         }
         let dir = self.dir(id);
+        let fail = |error| failed("the sandbox's directory", error);
+        DirBuilder::new().mode(0o700).create(&dir).map_err(fail)?;
         let made = Place::make(&dir);
         if made.is_err() {
-            let _ = remove(&dir);
+            let _ = clear(&dir);
         }
-        made.map_err(|error| failed("the sandbox's directory", error))
+        made.map_err(fail)
     }
 
-    /// Removes what dead processes have left.
+    /// Removes what dead processes have left. What cannot be removed stays for whoever comes next, and
+    /// stops nobody: destroying it says why.
     pub async fn reap(&self, native: &Native) -> Result<()> {
         let dead: Vec<_> = {
             let _lock =
@@ -113,8 +120,9 @@ impl Base {
             self.ids().into_iter().filter_map(held).collect()
         };
         for (_held, id) in &dead {
-            crate::end(native, id).await?;
-            gone(&self.dir(id))?;
+            if crate::end(native, id).await.is_ok() {
+                let _ = gone(&self.dir(id));
+            }
         }
         Ok(())
     }
@@ -135,12 +143,15 @@ impl Base {
     pub fn tidy(&self) {
         let versions = fs::read_dir(self.root.join("far")).into_iter().flatten().flatten();
         let old = |path: &PathBuf| {
+            let half_way =
+                path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"new-"));
             let age = fs::metadata(path).and_then(|found| found.modified()).ok();
-            age.and_then(|time| SystemTime::now().duration_since(time).ok()) > Some(STALE)
+            let age = age.and_then(|time| SystemTime::now().duration_since(time).ok());
+            age > Some(if half_way { CARRIED } else { STALE })
         };
         for version in versions.map(|entry| entry.path()).filter(|path| *path != self.own) {
             if old(&version) {
-                let _ = remove(&version);
+                let _ = clear(&version);
             }
         }
     }
@@ -198,13 +209,12 @@ fn server(dir: &Path) -> Option<rustix::fd::OwnedFd> {
 fn gone(dir: &Path) -> Result<()> {
     let left = |what: String| Error::new(ErrorCode::LeftBehind, "destroy", what);
     let message = format!("`{}` cannot be removed", dir.display());
-    remove(dir).map_err(|error| left(message.clone()).source(error))?;
+    clear(dir).map_err(|error| left(message.clone()).source(error))?;
     if dir.exists() { Err(left(message)) } else { Ok(()) }
 }
 
 impl Place {
     fn make(dir: &Path) -> io::Result<Self> {
-        DirBuilder::new().mode(0o700).create(dir)?;
         let mut held = File::options().create_new(true).append(true).open(dir.join("lock"))?;
         flock(&held, FlockOperation::NonBlockingLockExclusive)?;
         write!(held, "{}", std::process::id())?;

@@ -7,10 +7,10 @@
 mod agent;
 mod base;
 mod measure;
-mod remove;
 mod serve;
 mod session;
 mod streams;
+mod watch;
 
 use std::io::{Read, Write};
 use std::process::ExitCode;

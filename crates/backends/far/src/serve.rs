@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::HELLO;
+use stockade_backends::across::words::{Ask, HELLO};
 use stockade_backends::native::Native;
 use stockade_core::Result;
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -17,6 +17,7 @@ use crate::agent::PATIENCE;
 use crate::base::Base;
 use crate::session::Session;
 use crate::streams::{self, Input, Output};
+use crate::watch::Watches;
 
 /// The other side says something every two seconds. After this long it is gone.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -38,6 +39,16 @@ impl Outbox {
 /// Where bytes for the agent go, once there is one.
 pub type ToAgent = Arc<OnceLock<mpsc::Sender<Bytes>>>;
 
+/// What is asked of this side, in order.
+pub enum Asked {
+    /// A piece of the other copy of the workspace.
+    Piece(Bytes),
+    /// A request.
+    Ask(Ask),
+    /// Something that cannot be read.
+    Nonsense(serde_json::Error),
+}
+
 /// Serves one sandbox. Nothing of it is left when this returns.
 pub async fn serve(native: Native, base: Result<Base>) -> io::Result<()> {
     let (input, mut output) = (streams::input()?, streams::output()?);
@@ -45,9 +56,11 @@ pub async fn serve(native: Native, base: Result<Base>) -> io::Result<()> {
     let (outbox, waiting) = mpsc::channel(WAITING);
     let (requests, asked) = mpsc::channel(WAITING);
     let (over, to_agent) = (Arc::new(Notify::new()), ToAgent::default());
+    let watches = Arc::new(Watches::new(Outbox(outbox.clone())));
+    let reader = Reader { requests, agent: Arc::clone(&to_agent), watches: Arc::clone(&watches) };
     tokio::spawn(write(waiting, output, Arc::clone(&over)));
-    tokio::spawn(read(input, requests, Arc::clone(&to_agent), Arc::clone(&over)));
-    let mut session = Session::new(native, base, Outbox(outbox), to_agent);
+    tokio::spawn(reader.read(input, Arc::clone(&over)));
+    let mut session = Session::new(native, base, Outbox(outbox), to_agent, watches);
     tokio::select! {
         () = over.notified() => {}
         () = session.run(asked) => {}
@@ -64,24 +77,48 @@ async fn write(mut waiting: mpsc::Receiver<Bytes>, mut output: Output, over: Arc
     over.notify_one();
 }
 
-async fn read(input: Input, requests: mpsc::Sender<Frame>, agent: ToAgent, over: Arc<Notify>) {
-    let mut input = BufReader::with_capacity(64 * 1024, input);
-    while let Ok(Ok(Some(frame))) = timeout(SILENCE, Frame::read(&mut input)).await {
-        let went = match frame {
-            Frame::Beat => true,
-            Frame::Agent(data) => tell(&agent, data).await,
-            Frame::Word(_) | Frame::Tree(_) => requests.send(frame).await.is_ok(),
-        };
-        if !went {
-            break;
-        }
-    }
-    over.notify_one();
+/// Sorts what arrives.
+struct Reader {
+    requests: mpsc::Sender<Asked>,
+    agent: ToAgent,
+    watches: Arc<Watches>,
 }
 
-/// An agent that does not read what it is told is not one that can be kept.
-async fn tell(agent: &ToAgent, data: Bytes) -> bool {
-    let Some(inbox) = agent.get() else { return false };
-    // One that has ended already is asked about later.
-    timeout(PATIENCE, inbox.send(data)).await.is_ok()
+impl Reader {
+    async fn read(self, input: Input, over: Arc<Notify>) {
+        let mut input = BufReader::with_capacity(64 * 1024, input);
+        while let Ok(Ok(Some(frame))) = timeout(SILENCE, Frame::read(&mut input)).await {
+            let went = match frame {
+                Frame::Beat => true,
+                Frame::Agent(data) => self.tell(data).await,
+                Frame::Tree(piece) => self.requests.send(Asked::Piece(piece)).await.is_ok(),
+                Frame::Word(text) => self.word(&text).await,
+            };
+            if !went {
+                break;
+            }
+        }
+        over.notify_one();
+    }
+
+    /// An execution is watched before anything that was sent after that reaches the agent, whatever else
+    /// is being done meanwhile.
+    async fn word(&self, text: &[u8]) -> bool {
+        let asked = match serde_json::from_slice(text) {
+            Ok(Ask::Watch { execution, cpu_time }) => {
+                self.watches.begin(execution, cpu_time);
+                return true;
+            }
+            Ok(ask) => Asked::Ask(ask),
+            Err(error) => Asked::Nonsense(error),
+        };
+        self.requests.send(asked).await.is_ok()
+    }
+
+    /// An agent that does not read what it is told is not one that can be kept.
+    async fn tell(&self, data: Bytes) -> bool {
+        let Some(inbox) = self.agent.get() else { return false };
+        // One that has ended already is asked about later.
+        timeout(PATIENCE, inbox.send(data)).await.is_ok()
+    }
 }

@@ -1,19 +1,18 @@
 //! What is asked of this side, one request after the other: a place, walls, counts, changes, the end.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use stockade_backends::across::frame::{Frame, FrameError};
 use stockade_backends::across::pour;
-use stockade_backends::across::tree::{Side, Tree, TreeError};
+use stockade_backends::across::tree::{Conflict, Side, Tree, TreeError};
 use stockade_backends::across::words::{Ask, How, Tell, Verdict};
-use stockade_backends::native::{Execution, Native, Walls};
+use stockade_backends::native::Native;
 use stockade_core::{
-    Admitted, BackendChoice, Enforcement, Error, ErrorCode, HostPath, Image, LimitKind,
-    ProcessControl, Result, SandboxId, SandboxSpec, Span, Workspace, admit,
+    Admitted, BackendChoice, Enforcement, Error, ErrorCode, HostPath, Image, LimitKind, Result,
+    SandboxId, SandboxSpec, Workspace, admit,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -21,14 +20,16 @@ use tokio::task::JoinHandle;
 use crate::agent;
 use crate::base::{Base, Place};
 use crate::measure;
-use crate::serve::{Outbox, ToAgent};
-
-/// The most executions that are watched at once.
-const EXECUTIONS: usize = 4096;
+use crate::serve::{Asked, Outbox, ToAgent};
+use crate::watch::{Watches, say};
 
 type Shared = Arc<Mutex<Tree>>;
-/// What arrives of the other copy, and what became of it.
-type Arriving = (mpsc::Sender<Bytes>, JoinHandle<Result<BTreeSet<String>, TreeError>>);
+
+/// What arrives of the other copy, until all of it is here; and what became of it.
+struct Arriving {
+    pieces: Option<mpsc::Sender<Bytes>>,
+    unpacked: JoinHandle<Result<Vec<Conflict>, TreeError>>,
+}
 
 /// One sandbox and who asks for it.
 pub struct Session {
@@ -40,32 +41,13 @@ pub struct Session {
     place: Option<Place>,
     /// Why there is no place; said when the walls are asked for.
     no_place: Option<Error>,
-    walls: Option<Walls>,
     tree: Option<Shared>,
     /// Whether the guest may change the workspace.
     writable: bool,
+    /// Threads that work in the workspace. They are waited for, whatever becomes of who needs them.
     arriving: Option<Arriving>,
-    executions: HashMap<u32, Execution>,
-}
-
-/// Ends an execution by way of the other side, which alone speaks to the agent.
-struct Killer {
-    out: Outbox,
-    execution: u32,
-}
-
-#[async_trait]
-impl ProcessControl for Killer {
-    async fn kill(&self) -> Result<()> {
-        let gone =
-            |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
-        say(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)
-    }
-}
-
-async fn say(out: &Outbox, tell: &Tell) -> Result<(), FrameError> {
-    let text = serde_json::to_vec(tell).map_err(io::Error::from)?;
-    out.send(Frame::Word(text.into())).await
+    packing: Option<JoinHandle<Result<(), TreeError>>>,
+    watches: Arc<Watches>,
 }
 
 fn wrong(message: &str) -> Error {
@@ -82,7 +64,13 @@ fn not_carried(error: TreeError) -> Error {
 }
 
 impl Session {
-    pub fn new(native: Native, base: Result<Base>, out: Outbox, to_agent: ToAgent) -> Self {
+    pub fn new(
+        native: Native,
+        base: Result<Base>,
+        out: Outbox,
+        to_agent: ToAgent,
+        watches: Arc<Watches>,
+    ) -> Self {
         Self {
             native,
             base,
@@ -91,21 +79,21 @@ impl Session {
             id: None,
             place: None,
             no_place: None,
-            walls: None,
             tree: None,
             writable: false,
             arriving: None,
-            executions: HashMap::new(),
+            packing: None,
+            watches,
         }
     }
 
     /// Does what is asked until nothing more is, or it can no longer be answered.
-    pub async fn run(&mut self, mut asked: mpsc::Receiver<Frame>) {
-        while let Some(frame) = asked.recv().await {
-            let done = match frame {
-                Frame::Tree(piece) => self.arrives(piece).await,
-                Frame::Word(text) => self.word(&text).await,
-                Frame::Agent(_) | Frame::Beat => Ok(()),
+    pub async fn run(&mut self, mut asked: mpsc::Receiver<Asked>) {
+        while let Some(asked) = asked.recv().await {
+            let done = match asked {
+                Asked::Piece(piece) => self.arrives(piece).await,
+                Asked::Ask(ask) => self.answer(ask).await,
+                Asked::Nonsense(error) => self.nonsense(error).await,
             };
             if done.is_err() {
                 return;
@@ -119,48 +107,46 @@ impl Session {
     }
 
     async fn take_down(&mut self) -> Result<()> {
-        self.executions.clear();
         self.stop().await?;
-        // A thread that still unpacks would put something back.
-        if let Some((pieces, unpacked)) = self.arriving.take() {
+        // A thread that still works there would put something back, or stand in the way.
+        if let Some(Arriving { pieces, unpacked }) = self.arriving.take() {
             drop(pieces);
             let _ = unpacked.await;
+        }
+        if let Some(packing) = self.packing.take() {
+            let _ = packing.await;
         }
         self.place.take().map_or(Ok(()), Place::remove)
     }
 
     /// Also where walls were only about to be built.
     async fn stop(&mut self) -> Result<()> {
+        self.watches.clear();
         if let (Some(_), Some(id)) = (&self.place, &self.id) {
             crate::end(&self.native, id).await?;
         }
-        self.walls = None;
         self.id = None;
         Ok(())
     }
 
-    async fn word(&mut self, text: &[u8]) -> Result<(), FrameError> {
-        let ask: Ask = match serde_json::from_slice(text) {
-            Ok(ask) => ask,
-            Err(error) => {
-                let error = wrong("the request cannot be read").source(error);
-                say(&self.out, &Tell::Failed((&error).into())).await?;
-                return Err(io::Error::from(io::ErrorKind::InvalidData).into());
-            }
-        };
+    async fn nonsense(&mut self, error: serde_json::Error) -> Result<(), FrameError> {
+        let error = wrong("the request cannot be read").source(error);
+        say(&self.out, &Tell::Failed((&error).into())).await?;
+        Err(io::Error::from(io::ErrorKind::InvalidData).into())
+    }
+
+    async fn answer(&mut self, ask: Ask) -> Result<(), FrameError> {
         let answer = match ask {
             Ask::Open { id, capacity } => {
                 self.open(id, capacity).await;
                 return Ok(());
             }
-            Ask::Watch { execution, cpu_time } => {
-                self.watch(execution, cpu_time);
-                return Ok(());
-            }
+            // Begun where it was heard.
+            Ask::Watch { .. } => return Ok(()),
             Ask::Create { spec, enforcement } => self.create(*spec, &enforcement).await,
             Ask::Ended { execution, how } => self.ended(execution, how).await,
             Ask::Push => self.arrived().await.map(done),
-            Ask::Pull => self.changes().await.map(|()| done(BTreeSet::new())),
+            Ask::Pull => self.changes().await.map(|()| done(Vec::new())),
             Ask::Destroy => self.destroy().await,
         };
         let answer = answer.unwrap_or_else(|error| Tell::Failed((&error).into()));
@@ -191,21 +177,26 @@ impl Session {
     /// A piece of the other copy. What is wrong with it is said with the request that follows.
     async fn arrives(&mut self, piece: Bytes) -> Result<(), FrameError> {
         let Some(tree) = &self.tree else { return Ok(()) };
-        let (pieces, _) = self.arriving.get_or_insert_with(|| {
+        let arriving = self.arriving.get_or_insert_with(|| {
             let (pieces, source) = pour::source();
             let tree = Arc::clone(tree);
-            (pieces, tokio::task::spawn_blocking(move || lock(&tree).take(source)))
+            let unpacked = tokio::task::spawn_blocking(move || lock(&tree).take(source));
+            Arriving { pieces: Some(pieces), unpacked }
         });
-        let _ = pieces.send(piece).await;
+        if let Some(pieces) = &arriving.pieces {
+            let _ = pieces.send(piece).await;
+        }
         Ok(())
     }
 
-    /// Waits until what arrived is in its place.
-    async fn arrived(&mut self) -> Result<BTreeSet<String>> {
-        let Some((pieces, unpacked)) = self.arriving.take() else { return Ok(BTreeSet::new()) };
-        drop(pieces);
-        let unpacked = unpacked.await.map_err(|error| wrong("a thread ended").source(error))?;
-        unpacked.map_err(not_carried)
+    /// Waits until what arrived is in its place. Whoever gives up half-way leaves the thread where it is
+    /// found again.
+    async fn arrived(&mut self) -> Result<Vec<Conflict>> {
+        let Some(arriving) = &mut self.arriving else { return Ok(Vec::new()) };
+        arriving.pieces = None;
+        let unpacked = (&mut arriving.unpacked).await;
+        self.arriving = None;
+        unpacked.map_err(|error| wrong("a thread ended").source(error))?.map_err(not_carried)
     }
 
     async fn create(&mut self, spec: SandboxSpec, expected: &[Enforcement]) -> Result<Tell> {
@@ -223,24 +214,15 @@ impl Session {
             .map_err(|refusals| Error::refused("create", Some(known.backend.clone()), refusals))?;
         holds(&admitted, expected)?;
         let (walls, pipe) = self.native.walls(id, &admitted).await?;
-        self.walls = Some(walls);
+        self.watches.stand(walls);
         let inbox = agent::carry(pipe, self.out.clone());
         let inbox = inbox.map_err(|error| wrong("the agent's pipe failed").source(error))?;
         let _ = self.to_agent.set(inbox);
-        Ok(done(BTreeSet::new()))
-    }
-
-    fn watch(&mut self, execution: u32, cpu_time: Option<Span>) {
-        let Some(walls) = self.walls.as_ref().filter(|_| self.executions.len() < EXECUTIONS) else {
-            return;
-        };
-        let control: Arc<dyn ProcessControl> =
-            Arc::new(Killer { out: self.out.clone(), execution });
-        self.executions.insert(execution, walls.watch(&control, cpu_time));
+        Ok(done(Vec::new()))
     }
 
     async fn ended(&mut self, execution: u32, how: How) -> Result<Tell> {
-        let watched = self.executions.remove(&execution);
+        let watched = self.watches.end(execution);
         let watched = watched.ok_or_else(|| wrong("there is no such execution"))?;
         let verdict = Verdict::of(&watched.judge(how.exit()));
         self.changes().await?;
@@ -251,22 +233,29 @@ impl Session {
     async fn changes(&mut self) -> Result<()> {
         let Some(tree) = self.tree.clone().filter(|_| self.writable) else { return Ok(()) };
         let (drain, mut pieces) = pour::drain();
-        let packing = tokio::task::spawn_blocking(move || lock(&tree).send(drain));
+        let pack = move || {
+            let mut tree = lock(&tree);
+            tree.send(drain)?;
+            // What cannot be taken over there comes back from there.
+            tree.agreed(&[]);
+            Ok(())
+        };
+        let packing = self.packing.insert(tokio::task::spawn_blocking(pack));
         while let Some(piece) = pieces.recv().await {
             let gone = |error: FrameError| wrong("nobody takes the changes").source(error);
             self.out.send(Frame::Tree(piece)).await.map_err(gone)?;
         }
-        let packed = packing.await.map_err(|error| wrong("a thread ended").source(error))?;
-        packed.map_err(not_carried)
+        let packed = packing.await;
+        self.packing = None;
+        packed.map_err(|error| wrong("a thread ended").source(error))?.map_err(not_carried)
     }
 
     /// The walls first: nobody writes any more when the last changes are looked for.
     async fn destroy(&mut self) -> Result<Tell> {
-        self.executions.clear();
         self.stop().await?;
         let changed = self.changes().await;
         self.take_down().await?;
-        changed.map(|()| done(BTreeSet::new()))
+        changed.map(|()| done(Vec::new()))
     }
 }
 
@@ -274,8 +263,8 @@ fn lock(tree: &Shared) -> std::sync::MutexGuard<'_, Tree> {
     tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn done(conflicts: BTreeSet<String>) -> Tell {
-    Tell::Done { conflicts: conflicts.into_iter().take(100).collect() }
+fn done(conflicts: Vec<Conflict>) -> Tell {
+    Tell::Done { conflicts: conflicts.into_iter().map(|conflict| conflict.entry).collect() }
 }
 
 /// The spec as it is on this host. What names paths of the other one is refused, never looked for here.

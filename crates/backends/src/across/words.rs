@@ -55,10 +55,10 @@ pub enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Tell {
-    /// Done; these files had changed there too, and were left alone.
+    /// Done; what these entries of the archive name had changed there too, and was left alone.
     Done {
-        /// Their paths.
-        conflicts: Vec<String>,
+        /// Their numbers.
+        conflicts: Vec<u32>,
     },
     /// How an execution ended.
     Judged(Verdict),

@@ -27,6 +27,7 @@ use stockade_core::{
 };
 use tokio::sync::OnceCell;
 
+use crate::linux::archives::Archives;
 use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
 use crate::linux::turns::{Turns, to_its_end};
@@ -142,7 +143,8 @@ impl Inner {
             walls::keep_the_promise(admitted, boundary, &loose)?;
         }
         let user = plan::user(admitted.spec(), engine)?;
-        let sandbox = DockerSandbox { running, client, user, container, boundary };
+        let archives = Archives::new(NAME, admitted);
+        let sandbox = DockerSandbox { running, client, user, container, archives, boundary };
         let one_user =
             boundary == Boundary::SharedKernel && walls::has_one_user(sandbox.running.pid);
         Ok((sandbox, Seen { boundary, loose, one_user }))

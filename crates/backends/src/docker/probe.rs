@@ -12,7 +12,8 @@ use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
 /// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 21] = [
+const WALLS: [(Feature, &str); 22] = [
+    (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "the container's mounts, with a read-only root"),
     (Feature::ProcessIsolation, "the container's process namespace"),
     (Feature::NetworkIsolation, "the engine's network `none`"),
@@ -39,7 +40,7 @@ const WALLS: [(Feature, &str); 21] = [
 const OTHER: &str = "choose a backend that has it";
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 7] = [
+const ABSENT: [(Feature, &str, &str); 6] = [
     (
         Feature::CopyOnWriteRoot,
         "an image's files belong to its own users, and the host's are mounted read-only",
@@ -61,7 +62,6 @@ const ABSENT: [(Feature, &str, &str); 7] = [
         "it runs programs of the host's own kind",
         "use a backend for WebAssembly",
     ),
-    (Feature::FilesSnapshot, "it does not capture files yet", OTHER),
     (Feature::FullSnapshot, "it cannot capture memory", OTHER),
 ];
 

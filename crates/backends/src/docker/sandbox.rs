@@ -1,14 +1,17 @@
 //! A sandbox in a container: the agent's client, with the host's counters behind it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Boundary, Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId, User,
+    Boundary, Command, EffectiveLimits, Files, Parts, Process, Result, Sandbox, SandboxId,
+    SnapshotKind, User,
 };
 
 use super::container::Container;
+use crate::linux::archives::Archives;
 use crate::linux::running::Running;
 use crate::linux::settle;
 use crate::linux::watch::{Watched, held, held_apart};
@@ -19,6 +22,7 @@ pub(super) struct DockerSandbox {
     /// Whom everything in it runs as.
     pub user: User,
     pub container: Container,
+    pub archives: Archives,
     /// What was seen between it and the host's kernel.
     pub boundary: Boundary,
 }
@@ -42,6 +46,14 @@ impl Sandbox for DockerSandbox {
 
     fn files(&self) -> Result<&dyn Files> {
         Ok(self.client.files())
+    }
+
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.archives.take(&self.client, kind, into).await
+    }
+
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.archives.bring_back(&self.client, from).await
     }
 
     async fn pause(&self) -> Result<()> {

@@ -12,7 +12,6 @@ mod private;
 mod probe;
 mod runsc;
 mod sandbox;
-mod snapshot;
 mod spawner;
 mod words;
 
@@ -34,10 +33,10 @@ use tokio::net::unix::pipe;
 use private::Private;
 use runsc::{Platform, Runsc};
 use sandbox::{Brake, GvisorSandbox};
-use snapshot::Snapshots;
 use spawner::Spawner;
 use words::Words;
 
+use crate::linux::archives::Archives;
 use crate::linux::cgroup::{Group, House, throwaway};
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
@@ -47,9 +46,6 @@ use crate::linux::{self, find, lock};
 
 /// The gvisor backend's name.
 pub const NAME: BackendName = BackendName::literal("gvisor");
-
-/// The most a snapshot may hold where nothing else bounds the disk.
-const MOST_KEPT: u64 = 1 << 30;
 
 const HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
 
@@ -161,8 +157,13 @@ impl Inner {
             running,
             client,
             user: plan.user,
-            snapshots: snapshots(id, &private, admitted),
-            brake: Arc::new(Brake::new(runsc, private, id.clone())),
+            archives: Archives::new(NAME, admitted),
+            brake: Arc::new(Brake {
+                runsc,
+                private,
+                id: id.clone(),
+                stopped: tokio::sync::Mutex::new(false),
+            }),
         })
     }
 
@@ -302,13 +303,6 @@ async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)>
             Err(not_started(std::io::Error::other(error.message().to_owned()), said))
         }
     }
-}
-
-fn snapshots(id: &SandboxId, private: &Private, admitted: &Admitted) -> Snapshots {
-    let most = admitted.limits().disk.map_or(MOST_KEPT, |disk| disk.0);
-    let spec = admitted.spec();
-    let places = plan::writable(spec);
-    Snapshots::new(id.clone(), private.kept(), places, most, plan::foreign(spec))
 }
 
 #[async_trait]

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use stockade_core::{
     Admitted, HostPath, Image, Result, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
@@ -73,24 +73,6 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
 pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
     let only = if rootless { User { uid: 0, gid: 0 } } else { SOMEBODY };
     spec.user.unwrap_or(only)
-}
-
-/// The places that a guest may write to, its workspace first.
-pub(super) fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
-    let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
-    workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
-}
-
-/// What is mounted into those places and belongs to the host.
-pub(super) fn foreign(spec: &SandboxSpec) -> Vec<String> {
-    let targets = spec.mounts.iter().map(|mount| mount.target.as_str());
-    let places = writable(spec);
-    let inside = |target: &&str| {
-        let path = Path::new(target);
-        let winding = path.components().any(|part| part == Component::ParentDir);
-        winding || places.iter().any(|place| path.starts_with(place))
-    };
-    targets.filter(inside).map(str::to_owned).collect()
 }
 
 /// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.

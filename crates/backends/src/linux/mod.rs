@@ -3,6 +3,8 @@
 //!
 //! Decides nothing about walls.
 
+pub(crate) mod archives;
+pub(crate) mod brake;
 pub(crate) mod cgroup;
 mod disk;
 pub(crate) mod embed;

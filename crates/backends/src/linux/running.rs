@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Signal as Kill, pidfd_send_signal};
 use stockade_core::{
-    Admitted, BackendName, EffectiveLimits, Error, ErrorCode, LimitKind, Result, SandboxId,
-    SandboxSpec, Span, Workspace,
+    Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Feature, LimitKind, Result,
+    SandboxId, SandboxSpec, Span, Workspace,
 };
 
 use super::cgroup::Group;
@@ -34,6 +34,8 @@ pub(crate) struct Running {
     /// The host directories that are written to.
     pub written: Vec<PathBuf>,
     breached: AtomicU8,
+    /// Whether it was ever stopped: what stands still does not end.
+    frozen: AtomicBool,
     /// The layers of its workspace, which nobody else may write to until it has ended.
     held: Mutex<Option<Hold>>,
 }
@@ -75,6 +77,7 @@ impl Running {
             limits: *admitted.limits(),
             written,
             breached: AtomicU8::new(u8::MAX),
+            frozen: AtomicBool::new(false),
             held: Mutex::new(held),
         }
     }
@@ -114,6 +117,34 @@ impl Running {
                 let _ = pidfd_send_signal(&self.pidfd, Kill::KILL);
                 ask();
             }
+        }
+        if self.frozen.load(Ordering::SeqCst) {
+            self.group.iter().for_each(thaw);
+        }
+    }
+
+    /// Stops everything in it where it is, or lets it go on. Returns when it is so.
+    pub(crate) async fn freeze(&self, stop: bool) -> Result<()> {
+        let operation = if stop { "pause" } else { "resume" };
+        let failed = |what: &str| {
+            Error::new(ErrorCode::System, operation, what).backend(self.backend.clone())
+        };
+        let Some(group) = &self.group else {
+            return Err(Error::unsupported(operation, Feature::Pause));
+        };
+        self.frozen.store(true, Ordering::SeqCst);
+        let deadline = tokio::time::Instant::now() + END_DEADLINE;
+        loop {
+            // Asked again each time: one that forks meanwhile may have got away.
+            group.freeze(stop).map_err(|error| failed("the kernel refused").source(error))?;
+            if group.is_frozen() == stop {
+                return Ok(());
+            }
+            if tokio::time::Instant::now() > deadline {
+                thaw(group);
+                return Err(failed("it did not come to a stop"));
+            }
+            tokio::time::sleep(END_POLL).await;
         }
     }
 
@@ -156,6 +187,12 @@ pub(crate) async fn ended(pidfd: &OwnedFd) -> io::Result<()> {
     readable(pidfd).await
 }
 
+/// Lets everything in a group go on, so that it can end.
+pub(crate) fn thaw(group: &Group) {
+    // Where there is no freezer, nothing was stopped by one.
+    let _ = group.freeze(false);
+}
+
 /// Removes a group, ending what is still in it. The kernel lets only an empty one go.
 pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group) -> Result<()> {
     let deadline = tokio::time::Instant::now() + END_DEADLINE;
@@ -168,6 +205,7 @@ pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group)
                 left_behind(backend, id, "its control group cannot be removed").source(error)
             );
         }
+        thaw(group);
         for pid in group.processes() {
             super::find::kill_if(pid, |pid| group.processes().contains(&pid));
         }

@@ -1,16 +1,18 @@
 //! One simulated sandbox: its machine (files, counters, tasks), its processes, its file interface.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use std::{fs, io};
 
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, Command, EffectiveLimits, Entry, EntryKind, Error, ErrorCode, ExitStatus, Files,
-    Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId, SandboxPath, SnapshotId,
-    SnapshotKind, StartFailure, WORKSPACE_ROOT,
+    Parts, Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId, SandboxPath, SnapshotKind,
+    StartFailure, WORKSPACE_ROOT,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -74,6 +76,9 @@ async fn end_all(tasks: Vec<(u64, JoinHandle<()>)>) {
     }
 }
 
+/// The one part of its snapshots.
+const TREE: &str = "tree";
+
 pub(super) struct MockSandbox {
     id: SandboxId,
     machine: Arc<Machine>,
@@ -81,7 +86,6 @@ pub(super) struct MockSandbox {
     faults: Faults,
     executions: AtomicU64,
     running: Mutex<Vec<watch::Sender<bool>>>,
-    snapshots: Mutex<HashMap<SnapshotId, Tree>>,
 }
 
 impl MockSandbox {
@@ -108,7 +112,6 @@ impl MockSandbox {
             faults,
             executions: AtomicU64::new(1),
             running: Mutex::default(),
-            snapshots: Mutex::default(),
         }
     }
 
@@ -215,23 +218,19 @@ impl Sandbox for MockSandbox {
         Ok(self)
     }
 
-    async fn snapshot(&self, _kind: SnapshotKind) -> Result<SnapshotId> {
-        let mut snapshots = lock(&self.snapshots);
-        let id: SnapshotId =
-            format!("{}{}", self.id, snapshots.len()).parse().map_err(|error| {
-                Error::new(ErrorCode::Invalid, "snapshot", "its name").source(error)
-            })?;
-        snapshots.insert(id.clone(), lock(&self.machine.tree).clone());
-        Ok(id)
+    async fn snapshot(&self, _kind: SnapshotKind, into: &Path) -> Result<()> {
+        let tree = serde_json::to_vec(&*lock(&self.machine.tree)).map_err(io::Error::from);
+        tree.and_then(|tree| fs::write(into.join(TREE), tree)).map_err(|error| {
+            Error::new(ErrorCode::System, "snapshot", "the tree").backend(NAME).source(error)
+        })
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        let tree = lock(&self.snapshots).get(snapshot).cloned();
-        let missing = || {
-            let message = format!("there is no snapshot `{snapshot}`");
-            Error::new(ErrorCode::NotFound, "restore", message).backend(NAME)
-        };
-        *lock(&self.machine.tree) = tree.ok_or_else(missing)?;
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        let read = fs::read(from.get(TREE)?);
+        let tree = read.and_then(|tree| Ok(serde_json::from_slice(&tree)?)).map_err(|error| {
+            Error::new(ErrorCode::System, "restore", "the tree").backend(NAME).source(error)
+        })?;
+        *lock(&self.machine.tree) = tree;
         Ok(())
     }
 

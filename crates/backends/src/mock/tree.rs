@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use stockade_core::WORKSPACE_ROOT;
 
 /// Linux error numbers that the tree answers with.
@@ -27,7 +28,7 @@ pub enum Errno {
 }
 
 /// One thing in the tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Node {
     /// A directory; what is in it is found by path.
     Directory,
@@ -40,7 +41,7 @@ pub enum Node {
 }
 
 /// A file tree. Keys are absolute paths without `.` and `..`; the root itself is not stored.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,
     /// Permission bits that were set; every other entry has the usual ones.

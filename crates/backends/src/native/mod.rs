@@ -25,6 +25,8 @@ use sandbox::NativeSandbox;
 #[cfg(feature = "across")]
 pub use walls::{Execution, Walls};
 
+use crate::linux::archives::Archives;
+use crate::linux::brake::Freezer;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
@@ -105,11 +107,15 @@ impl Native {
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
         let (built, ours) = self.erect(id, admitted).await?;
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
-        Ok(NativeSandbox { running, client, user: plan::user(admitted.spec()) })
+        let user = plan::user(admitted.spec());
+        let archives = Archives::new(NAME, admitted);
+        let freezer = Arc::new(Freezer::new(NAME, &running));
+        Ok(NativeSandbox { running, client, user, archives, freezer })
     }
 
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
+        self.site.hierarchy().find(id).iter().for_each(running::thaw);
         let agents = find::agents(AGENT).into_iter().filter(|(_, of)| of == id);
         for (pid, _) in agents {
             if let Some(pidfd) =

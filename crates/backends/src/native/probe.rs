@@ -8,12 +8,14 @@ use stockade_core::{
 use stockade_launcher::{LaunchPlan, Workspace};
 
 use super::{NAME, Native, plan};
+use crate::linux::cgroup::Hierarchy;
 use crate::linux::{self, limits, running};
 
 const BOUNDARY: Boundary = Boundary::SharedKernel;
 
 /// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 19] = [
+const WALLS: [(Feature, &str); 20] = [
+    (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "mount namespace with a read-only root, Landlock"),
     (Feature::ProcessIsolation, "process namespace"),
     (Feature::NetworkIsolation, "network namespace with nothing but loopback"),
@@ -36,7 +38,7 @@ const WALLS: [(Feature, &str); 19] = [
 ];
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 8] = [
+const ABSENT: [(Feature, &str, &str); 6] = [
     (
         Feature::UserPerCommand,
         "its user namespace holds one user",
@@ -58,8 +60,6 @@ const ABSENT: [(Feature, &str, &str); 8] = [
         "it runs programs of the host's own kind",
         "use a backend for WebAssembly",
     ),
-    (Feature::Pause, "it does not freeze sandboxes", "choose a backend that has it"),
-    (Feature::FilesSnapshot, "it does not capture files yet", "choose a backend that has it"),
     (Feature::FullSnapshot, "it cannot capture memory", "choose a backend that has it"),
 ];
 
@@ -101,7 +101,8 @@ async fn overlay(native: &Native) -> Result<(), Error> {
 fn stands(native: &Native, root: Support, workspace: Support) -> Capabilities {
     let mut all = Capabilities::none(NAME, BOUNDARY)
         .with(Feature::CopyOnWriteRoot, root)
-        .with(Feature::OverlayWorkspace, workspace);
+        .with(Feature::OverlayWorkspace, workspace)
+        .with(Feature::Pause, pause(native.site.hierarchy()));
     for (feature, by) in WALLS {
         all = all.with(feature, Support::full(by));
     }
@@ -123,6 +124,17 @@ fn by_overlay(tried: Result<(), Error>) -> Support {
             let remedy = "use a kernel that allows overlayfs in user namespaces (5.11 or later)";
             Support::missing(linux::reason(&error), error.hint().unwrap_or(remedy))
         }
+    }
+}
+
+fn pause(hierarchy: &Hierarchy) -> Support {
+    match hierarchy.controllers().freezer {
+        true => Support::full(format!("the freezer of {}", hierarchy.name())),
+        false => Support::missing(
+            "no control group can be frozen",
+            "run it in a delegated control group (`systemd-run --user --scope -p Delegate=yes \
+             stockade …`)",
+        ),
     }
 }
 

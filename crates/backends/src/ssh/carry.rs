@@ -42,8 +42,8 @@ fn carry_script() -> String {
     format!(
         "set -eu; umask 077; b=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/far\"; \
          mkdir -p \"$b\"; [ -O \"$b\" ] || {{ echo \"$b belongs to somebody else\" >&2; exit 77; }}; \
-         t=\"$b/new-$$\"; trap \"rm -rf \\\"$t\\\"\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; \
-         mkdir \"$t\"; cat >\"$t/stockade-far\"; s=$(sha256sum \"$t/stockade-far\"); \
+         t=$(mktemp -d \"$b/new-XXXXXXXX\"); trap \"rm -rf \\\"$t\\\"\" EXIT; \
+         trap \"exit 1\" HUP INT TERM PIPE; cat >\"$t/stockade-far\"; s=$(sha256sum \"$t/stockade-far\"); \
          [ \"${{s%% *}}\" = {SUM} ] || {{ echo \"what arrived is not what was sent\" >&2; exit 65; }}; \
          chmod 700 \"$t/stockade-far\"; mkdir -p \"$b/{SUM}\"; \
          mv -f \"$t/stockade-far\" \"$b/{SUM}/stockade-far\""

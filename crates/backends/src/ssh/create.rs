@@ -11,9 +11,10 @@ use stockade_core::{
     Admitted, Error, ErrorCode, HostPath, Result, SandboxId, SandboxSpec, Workspace,
 };
 
+use super::bridge::Bridge;
 use super::host::Host;
 use super::link::{Link, Pipe, Shared};
-use super::sandbox::{Bridge, SshSandbox};
+use super::sandbox::SshSandbox;
 use super::start::{Started, start};
 use super::{Live, NAME, Ssh, lock};
 use crate::across::tree::{Side, Tree};
@@ -22,10 +23,8 @@ use crate::native::Native;
 
 /// How long the agent there may take to say its first word.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// What may come back at once where nothing bounds what the guest may write, and beside what does: the
-/// archive's own words.
+/// What may come back at once where nothing bounds what the guest may write.
 const MOST: u64 = 1 << 40;
-const BESIDE: u64 = 256 << 20;
 
 pub(super) async fn create(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Result<SshSandbox> {
     workspace(admitted)?;
@@ -91,11 +90,11 @@ fn nowhere(mut reasons: Vec<Error>) -> Error {
 /// The caller's own copy, if the workspace is a directory.
 fn workspace(admitted: &Admitted) -> Result<Option<Shared>> {
     let spec = admitted.spec();
-    let most = admitted.limits().disk.map_or(MOST, |disk| disk.0.saturating_add(BESIDE));
+    let growth = admitted.limits().disk.map_or(MOST, |disk| disk.0);
     match &spec.workspace {
         Workspace::Ephemeral => Ok(None),
         Workspace::Local(path) => {
-            let tree = Tree::open(path.as_path(), Side::Near, most);
+            let tree = Tree::open(path.as_path(), Side::Near, growth);
             tree.map(|tree| Some(Arc::new(Mutex::new(tree)))).map_err(|error| unusable(path, error))
         }
         // Not admitted on this backend.
@@ -143,7 +142,11 @@ async fn request(
     }
     let spec = Box::new(SandboxSpec { boundaries: Default::default(), ..admitted.spec().clone() });
     let create = Ask::Create { spec, enforcement: admitted.enforcement().to_vec() };
-    turn.ask("create", &create, None).await.map(drop)
+    turn.ask("create", &create, None).await.map(drop)?;
+    if let Some(tree) = tree {
+        lock(tree).agreed(&[]);
+    }
+    Ok(())
 }
 
 async fn connect(pipe: Pipe) -> Result<AgentClient> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use stockade_agent::client::AgentClient;
 use stockade_core::{Entry, Files, Result, SandboxPath, WORKSPACE_ROOT};
 
-use super::sandbox::Bridge;
+use super::bridge::Bridge;
 
 pub(super) struct Synced {
     client: Arc<AgentClient>,

@@ -1,7 +1,7 @@
 //! One connection to the other side, for one sandbox: the agent's pipe, requests one at a time, and a
 //! heart that beats. When it is lost, everything that goes over it is, and the other side ends by itself.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,17 +11,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, 
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::timeout;
 
 use super::NAME;
 use super::host::Host;
 use super::start::Started;
 use crate::across::frame::Frame;
 use crate::across::pour;
-use crate::across::tree::{Tree, TreeError};
+use crate::across::tree::{Conflict, Tree, TreeError};
 use crate::across::words::{Ask, Tell};
 
 /// How often the other side hears something.
 const BEAT: Duration = Duration::from_secs(2);
+/// How long an answer, or the next piece of one, may take.
+const QUIET: Duration = Duration::from_secs(100);
 /// How many frames may wait in either direction.
 const WAITING: usize = 8;
 /// What of the agent's pipe may wait.
@@ -31,7 +34,21 @@ const PIECE: usize = 64 * 1024;
 
 /// One end of a workspace, shared with the threads that read and write it.
 pub(super) type Shared = Arc<Mutex<Tree>>;
-type Controls = Arc<Mutex<HashMap<u32, Arc<dyn ProcessControl>>>>;
+type Controls = Arc<Mutex<HashMap<u32, Slot>>>;
+
+/// An execution that the other side may want ended.
+enum Slot {
+    /// The agent has not heard of it yet.
+    Expected,
+    /// It is to be ended as soon as it has begun.
+    Doomed,
+    Running(Arc<dyn ProcessControl>),
+}
+
+/// What was answered, and what had changed here too of that which came with it, or why it could not be
+/// taken over.
+pub(super) type Answer = (Tell, Result<Vec<Conflict>>);
+type Taking = (mpsc::Sender<Bytes>, JoinHandle<Result<Vec<Conflict>, TreeError>>);
 
 /// What arrives for whoever has asked something.
 enum Heard {
@@ -113,12 +130,22 @@ impl Link {
         self.send(Frame::Word(text.into())).await
     }
 
+    /// The other side may want an execution ended before it is known here whom to tell.
+    pub fn expect(&self, execution: u32) {
+        lock(&self.controls).insert(execution, Slot::Expected);
+    }
+
     /// Who is to be told when the other side wants an execution ended.
-    pub fn control(&self, execution: u32, control: Option<Arc<dyn ProcessControl>>) {
-        match control {
-            Some(control) => lock(&self.controls).insert(execution, control),
-            None => lock(&self.controls).remove(&execution),
-        };
+    pub fn control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
+        let slot = Slot::Running(Arc::clone(control));
+        if let Some(Slot::Doomed) = lock(&self.controls).insert(execution, slot) {
+            end(control);
+        }
+    }
+
+    /// An execution is over.
+    pub fn forget(&self, execution: u32) {
+        lock(&self.controls).remove(&execution);
     }
 
     /// Begins to ask. Whoever gives up between request and answer ends the connection: nobody would
@@ -162,40 +189,52 @@ impl Turn<'_> {
         self.link.say(ask).await
     }
 
-    /// Asks, and takes what comes with the answer into this copy. Answers what had changed on either
-    /// side and was left alone.
+    /// Asks, and takes what comes with the answer into this copy. Nobody writes there any more when this
+    /// returns, whatever came of it.
     pub async fn ask(
         mut self,
         operation: &'static str,
         ask: &Ask,
         tree: Option<&Shared>,
-    ) -> Result<(Tell, BTreeSet<String>)> {
+    ) -> Result<Answer> {
         self.say(ask).await?;
-        let mut taking: Option<(mpsc::Sender<Bytes>, JoinHandle<_>)> = None;
-        let tell = loop {
-            match self.heard.recv().await {
+        let mut taking = None;
+        let told = self.hear(operation, tree, &mut taking).await;
+        let taken = match taking {
+            None => Ok(Vec::new()),
+            Some((pieces, taken)) => {
+                drop(pieces);
+                taken.await.map_err(thread)?.map_err(not_placed)
+            }
+        };
+        let tell = told?;
+        self.open = false;
+        match tell {
+            Tell::Failed(failure) => {
+                Err(failure.error(operation, &self.link.host.name).backend(NAME))
+            }
+            tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => Ok((tell, taken)),
+        }
+    }
+
+    /// Waits for the answer, and hands on what comes before it.
+    async fn hear(
+        &mut self,
+        operation: &'static str,
+        tree: Option<&Shared>,
+        taking: &mut Option<Taking>,
+    ) -> Result<Tell> {
+        loop {
+            let heard = timeout(QUIET, self.heard.recv()).await.unwrap_or(None);
+            match heard {
                 None => return Err(self.link.lost(operation)),
-                Some(Heard::Tell(tell)) => break tell,
+                Some(Heard::Tell(tell)) => return Ok(tell),
                 Some(Heard::Tree(piece)) => {
                     let Some(tree) = tree else { return Err(self.broken(operation)) };
                     let (pieces, _) = taking.get_or_insert_with(|| take(tree));
                     // What is wrong with it is said at the end.
                     let _ = pieces.send(piece).await;
                 }
-            }
-        };
-        let mut conflicts = BTreeSet::new();
-        if let Some((pieces, taken)) = taking {
-            drop(pieces);
-            conflicts = taken.await.map_err(thread)?.map_err(not_placed)?;
-        }
-        self.open = false;
-        match tell {
-            Tell::Failed(failure) => {
-                Err(failure.error(operation, &self.link.host.name).backend(NAME))
-            }
-            tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => {
-                Ok((tell, conflicts))
             }
         }
     }
@@ -214,9 +253,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-type Taken = Result<BTreeSet<String>, TreeError>;
-
-fn take(tree: &Shared) -> (mpsc::Sender<Bytes>, JoinHandle<Taken>) {
+fn take(tree: &Shared) -> Taking {
     let (pieces, source) = pour::source();
     let tree = Arc::clone(tree);
     (pieces, tokio::task::spawn_blocking(move || lock(&tree).take(source)))
@@ -235,6 +272,12 @@ fn not_read(error: TreeError) -> Error {
 fn not_placed(error: TreeError) -> Error {
     let message = format!("changes could not be taken over: {error}");
     Error::new(ErrorCode::Denied, "copy the workspace", message).backend(NAME)
+}
+
+/// Ends an execution; whether it worked is seen on the other side.
+fn end(control: &Arc<dyn ProcessControl>) {
+    let control = Arc::clone(control);
+    tokio::spawn(async move { control.kill().await });
 }
 
 async fn write(mut waiting: mpsc::Receiver<Bytes>, mut input: ChildStdin) {
@@ -311,8 +354,10 @@ impl Reader {
     async fn word(&mut self, text: &[u8]) -> bool {
         match serde_json::from_slice(text) {
             Ok(Tell::Kill { execution }) => {
-                if let Some(control) = lock(&self.controls).get(&execution).cloned() {
-                    tokio::spawn(async move { control.kill().await });
+                match lock(&self.controls).get_mut(&execution) {
+                    Some(Slot::Running(control)) => end(control),
+                    Some(slot @ (Slot::Expected | Slot::Doomed)) => *slot = Slot::Doomed,
+                    None => {}
                 }
                 true
             }

@@ -4,6 +4,7 @@
 //! A host on which the walls cannot be built is refused, never used bare, and one whose key is not known
 //! is not connected to. `docs/backends/ssh.md` says what this does not protect from.
 
+mod bridge;
 mod carry;
 mod create;
 mod files;
@@ -26,8 +27,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::across::words::{Ask, Said};
+use bridge::Bridge;
 pub use host::Host;
-use sandbox::Bridge;
 
 /// The ssh backend's name.
 pub const NAME: BackendName = BackendName::literal("ssh");
@@ -104,23 +105,25 @@ impl Ssh {
     /// Takes a sandbox of this value down: by way of its connection, or another one if that is lost.
     async fn destroy_live(&self, id: &SandboxId, live: &Live) -> Result<()> {
         let mut held = live.bridge.lock().await;
-        let at = *lock(&live.host);
-        let Some(bridge) = held.take() else {
-            return match at {
-                Some(at) => self.destroy_on(at, id).await,
-                None => Ok(()),
-            };
-        };
+        let Some(at) = *lock(&live.host) else { return Ok(()) };
+        let Some(bridge) = held.clone() else { return self.destroy_on(at, id).await };
         let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await;
         bridge.link.close();
-        match (asked, at) {
-            (Ok(Ok(_)), _) => bridge.conflict(),
-            // Whatever it was: that nothing is left is what has to be known.
-            (Ok(Err(_)) | Err(_), Some(at)) => self.destroy_on(at, id).await,
-            (Ok(Err(error)), None) => Err(error),
-            (Err(_), None) => Ok(()),
+        bridge.still().await;
+        let asked = asked.unwrap_or_else(|_| Err(too_slow(&self.hosts[at])));
+        if let Err(error) = asked {
+            // Whatever it was: that nothing is left is what has to be known first.
+            bridge.part(error);
+            self.destroy_on(at, id).await?;
         }
+        *held = None;
+        bridge.tell()
     }
+}
+
+fn too_slow(host: &Host) -> Error {
+    let message = format!("host `{}` takes too long to take it down", host.name);
+    Error::new(ErrorCode::TooSlow, "destroy", message).backend(NAME)
 }
 
 fn unexpected(host: &Host, operation: &'static str) -> Error {
@@ -148,6 +151,10 @@ impl Backend for Ssh {
             (host, found)
         });
         probe::together(measured.collect())
+    }
+
+    fn only_by_name(&self) -> Option<String> {
+        Some(probe::ONLY_BY_NAME.into())
     }
 
     /// The other side looks again before it builds: what is kept here need only be the usual case.

@@ -13,8 +13,11 @@ const NO_HOST: &str = "no host is configured";
 const NO_HOST_REMEDY: &str =
     "name one in the configuration: `[[ssh.hosts]]` with `name = \"user@host\"`";
 
+/// Nobody's files leave their host because another backend is missing.
+pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
+
 /// What native offers and a copy elsewhere cannot.
-const ABSENT: [(Feature, &str, &str); 3] = [
+const ABSENT: [(Feature, &str, &str); 5] = [
     (
         Feature::DirectoryImage,
         "a directory of this host is not on the other one",
@@ -29,6 +32,16 @@ const ABSENT: [(Feature, &str, &str); 3] = [
         Feature::OverlayWorkspace,
         "layers of this host are not on the other one",
         "use a local workspace, or an ephemeral one",
+    ),
+    (
+        Feature::Pause,
+        "the other side ends what nobody speaks to, and does not freeze it",
+        "choose a backend that has it",
+    ),
+    (
+        Feature::FilesSnapshot,
+        "captured files would lie on the other host",
+        "choose a backend that has it",
     ),
 ];
 
@@ -89,6 +102,7 @@ fn adapted(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
             all = all.with(feature, Support::full(by));
         }
     }
+    all.only_by_name = Some(ONLY_BY_NAME.into());
     ABSENT.into_iter().fold(all, |all, (feature, reason, remedy)| {
         all.with(feature, Support::missing(reason, remedy))
     })

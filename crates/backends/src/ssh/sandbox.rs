@@ -1,95 +1,24 @@
-//! A sandbox on another host: the agent's client over the connection, the other host's counts behind it,
-//! and the workspace copied there and back.
+//! A sandbox on another host: the agent's client over the connection, and the other host's counts behind
+//! it.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, Error, ErrorCode, Exit, ExitStatus, Files, Process, ProcessEvent,
-    ProcessEvents, Result, Sandbox, SandboxId, User,
+    Command, EffectiveLimits, Exit, ExitStatus, Files, Process, ProcessControl, ProcessEvent,
+    ProcessEvents, Result, Sandbox, SandboxId, Signal, TerminalSize, User,
 };
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::NAME;
+use super::bridge::Bridge;
 use super::files::Synced;
-use super::link::{Link, Shared};
 use crate::across::words::{Ask, How, Tell};
 use crate::linux::settle;
 use crate::linux::watch::held;
-
-/// The workspace's two copies and what keeps them the same.
-pub(super) struct Bridge {
-    pub link: Arc<Link>,
-    /// The caller's own directory, if the workspace is one.
-    pub tree: Option<Shared>,
-    /// Whether what the guest changes comes back.
-    pub writable: bool,
-    conflicts: Mutex<BTreeSet<String>>,
-}
-
-impl Bridge {
-    pub fn new(link: Arc<Link>, tree: Option<Shared>, writable: bool) -> Self {
-        Self { link, tree, writable, conflicts: Mutex::default() }
-    }
-
-    fn note(&self, found: impl IntoIterator<Item = String>) {
-        self.conflicts.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
-    }
-
-    /// What changed on both sides, once.
-    pub fn conflict(&self) -> Result<()> {
-        let found =
-            std::mem::take(&mut *self.conflicts.lock().unwrap_or_else(PoisonError::into_inner));
-        if found.is_empty() {
-            return Ok(());
-        }
-        let named: Vec<_> = found.iter().take(10).map(|path| format!("`{path}`")).collect();
-        let more = if found.len() > named.len() { " and others" } else { "" };
-        let message = format!(
-            "changed here and in the sandbox, and left as here: {}{more}",
-            named.join(", ")
-        );
-        Err(Error::new(ErrorCode::Denied, "destroy", message)
-            .backend(NAME)
-            .remedy("do not change files that a sandbox on another host works on"))
-    }
-
-    /// Asks, and takes the guest's changes over.
-    pub async fn ask(&self, operation: &'static str, ask: &Ask) -> Result<Tell> {
-        let turn = self.link.turn().await;
-        let tree = self.tree.as_ref().filter(|_| self.writable);
-        let (tell, conflicts) = turn.ask(operation, ask, tree).await?;
-        self.note(conflicts);
-        if let Tell::Done { conflicts } = &tell {
-            self.note(conflicts.iter().cloned());
-        }
-        Ok(tell)
-    }
-
-    /// Sends what has changed here meanwhile.
-    pub async fn push(&self) -> Result<()> {
-        let Some(tree) = &self.tree else { return Ok(()) };
-        let mut turn = self.link.turn().await;
-        if turn.tree(tree).await? {
-            let (tell, _) = turn.ask("copy the workspace", &Ask::Push, None).await?;
-            if let Tell::Done { conflicts } = tell {
-                self.note(conflicts);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes over what has changed there.
-    pub async fn pull(&self) -> Result<()> {
-        match self.tree.is_some() && self.writable {
-            true => self.ask("copy the workspace", &Ask::Pull).await.map(drop),
-            false => Ok(()),
-        }
-    }
-}
 
 /// A sandbox on another host.
 pub(super) struct SshSandbox {
@@ -119,14 +48,18 @@ impl Sandbox for SshSandbox {
         self.bridge.push().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = Ask::Watch { execution, cpu_time: limits.cpu_time };
+        let watched = Watched { bridge: Arc::clone(&self.bridge), execution, over: false };
+        self.bridge.link.expect(execution);
         // Before the agent hears of it: what is sent first arrives first.
         self.bridge.link.say(&watch).await?;
-        let watched = Watched { bridge: Arc::clone(&self.bridge), execution, over: false };
         let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
-        self.bridge.link.control(execution, Some(Arc::clone(&control)));
-        let events = Events { inner: events, watched, ending: None };
-        Ok(Process { events: Box::new(events), control })
+        self.bridge.link.control(execution, &control);
+        let (over, ended) = watch::channel(false);
+        let killed = Arc::<AtomicBool>::default();
+        let control = Control { inner: control, ended, killed: Arc::clone(&killed) };
+        let events = Events { inner: events, watched, ending: None, over, killed };
+        Ok(Process { events: Box::new(events), control: Arc::new(control) })
     }
 
     fn files(&self) -> Result<&dyn Files> {
@@ -150,13 +83,18 @@ impl Watched {
         tokio::spawn(async move {
             let ask = Ask::Ended { execution, how: How::of(&exit.status) };
             let told = bridge.ask("take the changes over", &ask).await;
-            bridge.link.control(execution, None);
-            match told {
-                Ok(Tell::Judged(verdict)) => verdict.over(exit),
+            bridge.link.forget(execution);
+            let verdict = match told {
+                Ok(Tell::Judged(verdict)) => verdict,
                 Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
-                    lost(exit, "the other side does not say how it ended")
+                    return lost(exit, "the other side does not say how it ended");
                 }
-                Err(error) => lost(exit, error.message()),
+                Err(error) => return lost(exit, error.message()),
+            };
+            match bridge.together() {
+                // What a program that was ended half-way leaves is told of at the end.
+                Err(error) if verdict.limit.is_none() => lost(exit, error.message()),
+                Ok(()) | Err(_) => verdict.over(exit),
             }
         })
     }
@@ -187,6 +125,10 @@ struct Events {
     inner: Box<dyn ProcessEvents>,
     watched: Watched,
     ending: Option<JoinHandle<Exit>>,
+    /// Says that only the changes are waited for.
+    over: watch::Sender<bool>,
+    /// Whether it was ended from here: then its exit says nothing to anybody.
+    killed: Arc<AtomicBool>,
 }
 
 #[async_trait]
@@ -194,13 +136,57 @@ impl ProcessEvents for Events {
     async fn next(&mut self) -> Option<ProcessEvent> {
         if self.ending.is_none() {
             match self.inner.next().await {
-                Some(ProcessEvent::Exit(exit)) => self.ending = Some(self.watched.end(exit)),
+                Some(ProcessEvent::Exit(exit)) => {
+                    self.over.send_replace(true);
+                    self.ending = Some(self.watched.end(exit));
+                }
                 other => return other,
             }
         }
         let exit = self.ending.as_mut()?.await;
         self.ending = None;
         let exit = exit.unwrap_or_else(|error| ExitStatus::Lost(error.to_string()).into());
+        let killed = self.killed.load(Ordering::Relaxed);
+        if matches!(exit.status, ExitStatus::Lost(_)) && !killed {
+            self.watched.bridge.told();
+        }
         Some(ProcessEvent::Exit(exit))
+    }
+}
+
+/// The agent's control of an execution, and whether it is over.
+struct Control {
+    inner: Arc<dyn ProcessControl>,
+    ended: watch::Receiver<bool>,
+    killed: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl ProcessControl for Control {
+    async fn kill(&self) -> Result<()> {
+        self.killed.store(true, Ordering::Relaxed);
+        self.inner.kill().await
+    }
+
+    /// Bringing back what it has changed is not its time.
+    async fn ended(&self) {
+        // Whoever watched it is gone: then it is over too.
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
+    }
+
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        self.inner.signal(signal).await
+    }
+
+    async fn write_stdin(&self, data: Bytes) -> Result<()> {
+        self.inner.write_stdin(data).await
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.inner.close_stdin().await
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.inner.resize(size).await
     }
 }

@@ -17,6 +17,8 @@ use crate::across::words::HELLO;
 
 /// How long connecting and the first word may take.
 const FIRST_WORD: Duration = Duration::from_secs(20);
+/// How long the end of one that did not say it may take.
+const LAST_WORD: Duration = Duration::from_secs(5);
 /// The most that a login shell may print before.
 const CHATTER: usize = 64 * 1024;
 
@@ -62,7 +64,10 @@ async fn attempt(host: &Host) -> Result<Option<Started>> {
         }
         Ok(true) => Ok(Some(Started { child, input, output, stderr })),
         Ok(false) => {
-            let (told, status) = (said(stderr).await, child.wait().await.ok());
+            // Whoever still reads or writes there is not waited for.
+            drop((input, output));
+            let ending = async { (said(stderr).await, child.wait().await.ok()) };
+            let (told, status) = timeout(LAST_WORD, ending).await.unwrap_or_default();
             match status {
                 Some(status) if is_missing(status) => Ok(None),
                 status => Err(no_connection(host, "connect", status, &told)),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stockade_core::{
-    Admitted, EnvName, Error, Feature, Image, Result, SandboxId, SnapshotId, SnapshotKind,
+    Admitted, EnvName, Error, ErrorCode, Image, Parts, Result, SandboxId, SnapshotKind,
     StartFailure,
 };
 
@@ -14,7 +14,7 @@ use super::account::Account;
 use super::files::TreeFiles;
 use super::find::{self, Start};
 use super::tree::{TEMPORARY, Tree};
-use super::{Shared, snapshot};
+use super::{NAME, Shared, snapshot};
 
 /// Variables that every program finds.
 const DEFAULTS: [(&str, &str); 3] = [("PATH", "/bin"), ("HOME", TEMPORARY), ("TMPDIR", TEMPORARY)];
@@ -28,6 +28,23 @@ pub(super) struct Body {
     pub account: Arc<Account>,
     pub shared: Arc<Shared>,
     image: Image,
+    /// How much a snapshot may hold.
+    most: u64,
+}
+
+/// The most a snapshot may hold where nothing else bounds the disk.
+const MOST: u64 = 16 << 30;
+
+/// Work on files that may take a while.
+async fn on_files(
+    operation: &'static str,
+    work: impl FnOnce() -> Result<()> + Send + 'static,
+) -> Result<()> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|join| {
+        Err(Error::new(ErrorCode::System, operation, "the work on files ended")
+            .backend(NAME)
+            .source(join))
+    })
 }
 
 impl Body {
@@ -38,6 +55,7 @@ impl Body {
             id: id.clone(),
             deterministic: spec.deterministic,
             image: spec.image.clone(),
+            most: admitted.limits().disk.map_or(MOST, |disk| disk.0),
             files: TreeFiles(Arc::clone(&tree)),
             tree,
             account: Arc::new(Account::new(admitted.limits())),
@@ -66,11 +84,14 @@ impl Body {
         }
     }
 
-    pub(super) fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        match kind {
-            SnapshotKind::Files => snapshot::take(&self.id, &self.tree),
-            SnapshotKind::Full => Err(Error::unsupported("snapshot", Feature::FullSnapshot)),
-        }
+    pub(super) async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        let (tree, into, most) = (Arc::clone(&self.tree), into.to_owned(), self.most);
+        on_files("snapshot", move || snapshot::take(&tree, kind, &into, most)).await
+    }
+
+    pub(super) async fn restore(&self, from: &Parts) -> Result<()> {
+        let (tree, from, most) = (Arc::clone(&self.tree), from.clone(), self.most);
+        on_files("restore", move || snapshot::bring_back(&tree, &from, most)).await
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use async_trait::async_trait;
 use stockade_core::{
     Admitted, Backend, Bytes, Command, EffectiveLimits, EnvName, Error, ErrorCode, ExitStatus,
-    Files, HostPath, Limits, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
-    Signal, SnapshotId, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    Files, HostPath, Limits, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
+    SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 
 use super::body::{Body, environment};
@@ -22,7 +22,7 @@ use super::relay::{Relay, relay};
 use super::report::{HOME, Order};
 use super::sandbox::Programs;
 use super::workshop::{self, Worker, mount};
-use super::{NAME, find, snapshot};
+use super::{NAME, find};
 use crate::linux;
 use crate::native::Native;
 
@@ -285,12 +285,12 @@ impl Sandbox for IsolatedSandbox {
         Ok(&self.floor.body.files)
     }
 
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        self.floor.body.snapshot(kind)
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.floor.body.snapshot(kind, into).await
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        snapshot::bring_back(&self.floor.body.tree, snapshot)
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.floor.body.restore(from).await
     }
 
     async fn pause(&self) -> Result<()> {

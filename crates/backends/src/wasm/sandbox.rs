@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Process, Result, Sandbox,
-    SandboxId, Signal, SnapshotId, SnapshotKind, StartFailure, Stdin, StreamId,
+    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Parts, Process, Result, Sandbox,
+    SandboxId, Signal, SnapshotKind, StartFailure, Stdin, StreamId,
 };
 use wasmtime_wasi::WasiCtxBuilder;
 
+use super::NAME;
 use super::body::{Body, environment};
 use super::engine::{Machine, Mode};
 use super::find::{self, Start};
@@ -19,7 +20,6 @@ use super::process::{self, Handle, Inside};
 use super::program::Program;
 use super::run::{self, Job, Opening};
 use super::streams::{Inlet, Outlet};
-use super::{NAME, snapshot};
 use crate::linux::running::left_behind;
 
 /// How long a program may take to end that was told to; compiling cannot be interrupted.
@@ -107,12 +107,12 @@ impl Sandbox for WasmSandbox {
         Ok(&self.body.files)
     }
 
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        self.body.snapshot(kind)
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.body.snapshot(kind, into).await
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        snapshot::bring_back(&self.body.tree, snapshot)
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.body.restore(from).await
     }
 
     async fn pause(&self) -> Result<()> {

@@ -1,84 +1,117 @@
-//! Snapshots of a sandbox's writable files: copies in its private directory, and back. Follows no link.
+//! Snapshots of a sandbox's writable files: an archive of each place, as every backend makes them.
+//! Follows no link. What is mounted belongs to the host and is no part of it.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, fchmod, mkdirat, openat, readlinkat, statat,
-    symlinkat, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
-use stockade_core::{Error, ErrorCode, Result, SandboxId, SnapshotId};
+use stockade_core::{Error, ErrorCode, Parts, Result, SnapshotKind};
 
 use super::NAME;
 use super::tree::{Place, Tree};
+use crate::across::tree::{self, Side};
 
-/// Deeper than anybody works, and far from the end of a stack.
-const DEPTH: usize = 256;
+/// Where what is brought back waits until all of it is there.
+const STAGE: &str = ".stockade-restored";
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Captures every directory that can be written to.
-pub(super) fn take(id: &SandboxId, tree: &Tree) -> Result<SnapshotId> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name: SnapshotId = format!("{id}s{number}").parse().map_err(|error| {
-        Error::new(ErrorCode::Invalid, "snapshot", "its name").backend(NAME).source(error)
-    })?;
-    let at = directory(tree, &name);
-    let failed = |errno: Errno| fault("snapshot", "the files cannot be captured", errno);
-    make(&at).map_err(failed)?;
-    for (number, place) in writable(tree) {
-        let copy = at.join(number.to_string());
-        make(&copy).map_err(failed)?;
-        let copied = open(&place.dir, ".").and_then(|from| copy_all(&from, &open(CWD, &copy)?, 0));
-        copied.map_err(failed)?;
+/// Captures every directory of the sandbox that can be written to.
+pub(super) fn take(tree: &Tree, kind: SnapshotKind, into: &Path, most: u64) -> Result<()> {
+    if kind == SnapshotKind::Full {
+        return Err(Error::unsupported("snapshot", kind.feature()));
     }
-    Ok(name)
-}
-
-/// Brings a snapshot back: what was made since is gone, what was removed is there.
-pub(super) fn bring_back(tree: &Tree, snapshot: &SnapshotId) -> Result<()> {
-    let at = directory(tree, snapshot);
-    if !at.is_dir() {
-        let message = format!("there is no snapshot `{snapshot}`");
-        return Err(Error::new(ErrorCode::NotFound, "restore", message).backend(NAME));
-    }
-    for (number, place) in writable(tree) {
-        let copied = open(&place.dir, ".").and_then(|to| {
-            empty(&to)?;
-            copy_all(&open(CWD, at.join(number.to_string()))?, &to, 0)
-        });
-        copied.map_err(|errno| fault("restore", "the files cannot be brought back", errno))?;
+    for place in writable(tree) {
+        let sent = File::create_new(into.join(part(place)))
+            .map_err(|error| failed("snapshot", "it cannot be kept").source(error))
+            .and_then(|out| send(place, most, out));
+        sent?;
     }
     Ok(())
 }
 
-fn directory(tree: &Tree, snapshot: &SnapshotId) -> PathBuf {
-    tree.private.join("snapshots").join(snapshot.as_str())
+fn send(place: &Place, most: u64, out: File) -> Result<()> {
+    let captured = tree::Tree::open(&place.host, Side::Near, most)
+        .map_err(tree::TreeError::from)
+        .and_then(|mut tree| tree.send(out));
+    captured.map_err(|error| failed("snapshot", "the files cannot be captured").source(error))
 }
 
-fn writable(tree: &Tree) -> impl Iterator<Item = (usize, &Place)> {
-    tree.places.iter().enumerate().filter(|(_, place)| !place.read_only)
+/// Brings a snapshot back: what was made since is gone, what was removed is there. Nothing is removed
+/// before all of it has arrived.
+pub(super) fn bring_back(tree: &Tree, from: &Parts, most: u64) -> Result<()> {
+    if from.kind == SnapshotKind::Full {
+        return Err(Error::unsupported("restore", from.kind.feature()));
+    }
+    let staged: Result<Vec<_>> = writable(tree).map(|place| stage(place, from, most)).collect();
+    let swapped = staged.and_then(|staged| {
+        for (place, _stage) in writable(tree).zip(staged) {
+            swap(place).map_err(|errno| failed("restore", "the files").source(errno))?;
+        }
+        Ok(())
+    });
+    for place in writable(tree) {
+        let _ = open(&place.host).and_then(|dir| remove(&dir, &CString::new(STAGE)?));
+    }
+    swapped
 }
 
-fn fault(operation: &'static str, what: &str, errno: Errno) -> Error {
-    Error::new(ErrorCode::System, operation, what).backend(NAME).source(errno)
+/// Unpacks the archive of one place inside of it.
+fn stage(place: &Place, from: &Parts, most: u64) -> Result<()> {
+    let failed = |error: io::Error| failed("restore", "the files cannot be unpacked").source(error);
+    let dir = open(&place.host).map_err(failed)?;
+    CString::new(STAGE)
+        .map_err(io::Error::from)
+        .and_then(|name| remove(&dir, &name))
+        .map_err(failed)?;
+    mkdirat(&dir, STAGE, Mode::RWXU).map_err(|errno| failed(errno.into()))?;
+    // What had no such place had nothing in it.
+    let Ok(part) = from.get(&part(place)) else { return Ok(()) };
+    let archive = File::open(part).map_err(failed)?;
+    let taken = tree::Tree::open(&place.host.join(STAGE), Side::Far, most)
+        .map_err(tree::TreeError::from)
+        .and_then(|mut tree| tree.take(archive));
+    taken.map(drop).map_err(|error| failed(io::Error::other(error)))
 }
 
-fn make(path: &Path) -> Result<(), Errno> {
-    mkdirat(CWD, path, Mode::RWXU)
+/// Puts what was staged in the place of what is there.
+fn swap(place: &Place) -> io::Result<()> {
+    let dir = open(&place.host)?;
+    for name in names(&dir)? {
+        if name.to_bytes() != STAGE.as_bytes() {
+            remove(&dir, &name)?;
+        }
+    }
+    let staged = openat(&dir, STAGE, DIRECTORY, Mode::empty())?;
+    for name in names(&staged)? {
+        renameat(&staged, &name, &dir, &name)?;
+    }
+    Ok(unlinkat(&dir, STAGE, AtFlags::REMOVEDIR)?)
 }
 
-fn open(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
-    openat(at, name, DIRECTORY, Mode::empty())
+fn writable(tree: &Tree) -> impl Iterator<Item = &Place> {
+    tree.own().filter(|place| !place.read_only)
 }
 
-fn names(dir: &OwnedFd) -> Result<Vec<std::ffi::CString>, Errno> {
+/// What the archive of a place is called.
+fn part(place: &Place) -> String {
+    place.at.trim_start_matches('/').replace('/', "-")
+}
+
+fn failed(operation: &'static str, what: &str) -> Error {
+    Error::new(ErrorCode::System, operation, what).backend(NAME)
+}
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    Ok(openat(CWD, path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())?)
+}
+
+fn names(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -89,56 +122,14 @@ fn names(dir: &OwnedFd) -> Result<Vec<std::ffi::CString>, Errno> {
     Ok(names)
 }
 
-fn copy_all(from: &OwnedFd, to: &OwnedFd, depth: usize) -> Result<(), Errno> {
-    if depth > DEPTH {
-        return Err(Errno::NAMETOOLONG);
-    }
-    for name in names(from)? {
-        let found = statat(from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let mode = Mode::from_raw_mode(found.st_mode & 0o777);
-        match FileType::from_raw_mode(found.st_mode) {
-            FileType::RegularFile => copy_file(from, to, &name, mode)?,
-            FileType::Directory => {
-                mkdirat(to, &name, Mode::RWXU)?;
-                let below = open(to, &name)?;
-                copy_all(&open(from, &name)?, &below, depth + 1)?;
-                fchmod(&below, mode)?;
-            }
-            FileType::Symlink => symlinkat(readlinkat(from, &name, Vec::new())?, to, &name)?,
-            // Nothing inside can make these; they hold nothing that could be captured.
-            FileType::Fifo
-            | FileType::Socket
-            | FileType::CharacterDevice
-            | FileType::BlockDevice
-            | FileType::Unknown => {}
+fn remove(dir: &OwnedFd, name: &CString) -> io::Result<()> {
+    match unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {
+            let name = name.to_string_lossy().into_owned();
+            let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
+            stockade_launcher::clear(Path::new(&path))
         }
+        Err(errno) => Err(errno.into()),
     }
-    Ok(())
-}
-
-fn copy_file(from: &OwnedFd, to: &OwnedFd, name: &std::ffi::CStr, mode: Mode) -> Result<(), Errno> {
-    let read = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let write = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let mut source = File::from(openat(from, name, read, Mode::empty())?);
-    let mut target = File::from(openat(to, name, write, Mode::RWXU)?);
-    io::copy(&mut source, &mut target)
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    fchmod(&target, mode)
-}
-
-fn empty(dir: &OwnedFd) -> Result<(), Errno> {
-    use std::os::fd::AsRawFd;
-    for name in names(dir)? {
-        match unlinkat(dir, &name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(Errno::ISDIR | Errno::PERM) => {
-                let name = name.to_string_lossy().into_owned();
-                let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
-                stockade_launcher::clear(Path::new(&path))
-                    .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-            }
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }

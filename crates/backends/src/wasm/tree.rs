@@ -19,6 +19,8 @@ use crate::linux::private;
 
 /// What the names of private directories begin with.
 pub(super) const PREFIX: &str = "stockade-wasm-";
+/// How many places are not mounts.
+const OWN: usize = 2;
 /// Where temporary files lie.
 pub(super) const TEMPORARY: &str = "/tmp";
 
@@ -43,7 +45,7 @@ impl Tree {
         let base = private::base().map_err(unusable)?;
         exposed(spec, &base)?;
         let private = private::path(&base, PREFIX, id);
-        for part in ["", "workspace", "tmp", "snapshots"] {
+        for part in ["", "workspace", "tmp"] {
             let made = DirBuilder::new().mode(0o700).create(private.join(part));
             made.map_err(unusable)?;
         }
@@ -57,6 +59,11 @@ impl Tree {
             places.push(Place::open("mounts", mount.target.as_str(), source, mount.read_only)?);
         }
         Ok(Self { private, places })
+    }
+
+    /// Those that are the sandbox's own: the workspace and what is temporary.
+    pub(super) fn own(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter().take(OWN)
     }
 
     pub(super) fn workspace(&self) -> &Place {

@@ -2,10 +2,13 @@
 
 use clap::Args;
 use serde_json::json;
-use stockade_core::{Command, Error, ErrorCode, Result, SandboxSpec, Span, WorkspaceId};
+use stockade_core::{
+    Command, Error, ErrorCode, Result, SandboxSpec, SnapshotId, Span, WorkspaceId,
+};
 
 use super::launch::launch;
 use super::message::{Order, Ready};
+use super::snapshot;
 use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -18,7 +21,33 @@ pub struct CreateArgs {
     spec: SpecArgs,
     #[command(flatten)]
     life: LifeArgs,
+    /// Start with a captured state; what the sandbox is made of comes from there too.
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = MADE_OF)]
+    from: Option<SnapshotId>,
 }
+
+/// The flags that a captured state answers.
+const MADE_OF: [&str; 19] = [
+    "image",
+    "writable_root",
+    "workspace",
+    "overlay",
+    "git",
+    "resume",
+    "read_only",
+    "mounts",
+    "workdir",
+    "net",
+    "user",
+    "deterministic",
+    "without",
+    "cpu",
+    "mem",
+    "disk",
+    "pids",
+    "cpu_time",
+    "fuel",
+];
 
 /// How long a sandbox lives.
 #[derive(Debug, Clone, Args)]
@@ -33,14 +62,21 @@ pub struct LifeArgs {
 }
 
 /// Makes the sandbox and prints its id.
-pub async fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
+pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
+    // Nobody's directory is filled with what was captured.
+    args.spec.place.no_workspace |= args.from.is_some();
     let wanted = args.spec.wanted()?;
     let configured = wanted.settings(printer)?;
-    let spec = args.spec.spec(&wanted, &configured.settings)?;
+    let mut spec = args.spec.spec(&wanted, &configured.settings)?;
+    if let Some(snapshot) = &args.from {
+        let stored = snapshot::store(&configured.settings)?.get(snapshot)?;
+        spec = as_captured(stored.spec, spec, args.spec.backend.is_some());
+    }
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
     let origin = configured.origin.clone();
-    let order = Order { spec, idle, lifetime, command: None, workspace: None, origin };
+    let from = args.from;
+    let order = Order { spec, idle, lifetime, command: None, workspace: None, origin, from };
     let (ready, workspace) = build(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
@@ -50,6 +86,14 @@ pub async fn create(args: CreateArgs, printer: &Printer) -> Result<i32> {
         printer.data(&format!("{}\n", ready.id));
     }
     Ok(0)
+}
+
+/// What was captured says what the sandbox is made of; the flags say what is around it.
+fn as_captured(captured: SandboxSpec, flags: SandboxSpec, backend_named: bool) -> SandboxSpec {
+    let backend = if backend_named { flags.backend } else { captured.backend };
+    let workspace = if captured.read_only { captured.workspace } else { flags.workspace };
+    let SandboxSpec { env, labels, tenant, boundaries, .. } = flags;
+    SandboxSpec { backend, workspace, env, labels, tenant, boundaries, ..captured }
 }
 
 /// Makes the workspace, if one has to be, and then the sandbox. If that fails neither is left.
@@ -93,7 +137,8 @@ pub async fn detached(
     }
     let origin = configured.origin.clone();
     let command = Some(command);
-    let order = Order { spec, idle: None, lifetime: None, command, workspace: None, origin };
+    let (idle, lifetime) = (None, None);
+    let order = Order { spec, idle, lifetime, command, workspace: None, origin, from: None };
     let (ready, workspace) = build(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {

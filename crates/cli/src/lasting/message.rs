@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use stockade_core::{
     BackendName, Boundary, Command, Entry, JobId, Outcome, SandboxId, SandboxPath, SandboxSpec,
-    Span, StreamId, TerminalSize, Workspace, WorkspaceId,
+    SnapshotId, SnapshotKind, Span, StreamId, TerminalSize, Workspace, WorkspaceId,
 };
-use stockade_engine::Timestamp;
+use stockade_engine::{Snapshot, Timestamp};
 
 use super::fault::WireError;
 
 /// The language both sides must speak. Raised with every change that an older side misreads.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// How much a file operation or a piece of input carries.
 pub const PIECE: u32 = 256 << 10;
@@ -37,6 +37,16 @@ pub enum Request {
     Write { path: SandboxPath, append: bool },
     /// Makes a directory and those above it.
     MakeDir { path: SandboxPath },
+    /// Captures its state.
+    Snapshot { kind: SnapshotKind },
+    /// Brings a captured state back.
+    Restore { snapshot: SnapshotId },
+    /// Stops everything in it where it is.
+    Pause,
+    /// Lets it go on.
+    Resume,
+    /// What it was made of, for one who makes copies.
+    Describe,
     /// Ends the sandbox.
     Destroy,
     /// The payload is input of the program. The next piece is due after [`Reply::Taken`].
@@ -77,6 +87,10 @@ pub enum Reply {
     Entries { entries: Vec<Entry>, more: bool },
     /// The payload is a piece of a file.
     Data,
+    /// What was captured.
+    Snapshot(Box<Snapshot>),
+    /// Answers [`Request::Describe`].
+    Described(Box<Described>),
     /// It is done.
     Done,
     /// It is not.
@@ -116,6 +130,20 @@ pub struct JobInfo {
     pub exit_code: Option<i32>,
 }
 
+/// What copies of a sandbox are made of. Stays between processes of one user: it holds the environment.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Described {
+    /// What it was asked to be.
+    pub spec: SandboxSpec,
+    /// Whether its memory can be captured too.
+    pub full: bool,
+    /// How long it lives while nobody uses it.
+    pub idle: Option<Span>,
+    /// How long it lives at most.
+    pub lifetime: Option<Span>,
+}
+
 /// What a supervisor is started with, on its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -132,6 +160,8 @@ pub struct Order {
     pub workspace: Option<WorkspaceId>,
     /// What of the host its files come from, where no setting is read.
     pub origin: Workspace,
+    /// The captured state that it starts with.
+    pub from: Option<SnapshotId>,
 }
 
 /// What a supervisor says on its standard output, once.

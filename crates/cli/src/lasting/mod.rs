@@ -7,11 +7,14 @@
 pub mod cp;
 pub mod create;
 pub mod exec;
+pub mod fork;
 pub mod kill;
 pub mod logs;
+pub mod pause;
 pub mod ps;
 pub mod rm;
 pub mod shell;
+pub mod snapshot;
 pub mod supervisor;
 
 mod client;

@@ -97,6 +97,8 @@ impl Events for RemoteEvents {
                 | Reply::Entry(_)
                 | Reply::Entries { .. }
                 | Reply::Data
+                | Reply::Snapshot(_)
+                | Reply::Described(_)
                 | Reply::Done
                 | Reply::Failed(_) => return Err(out_of_turn(self.operation)),
             }

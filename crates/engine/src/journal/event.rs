@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, TenantName, Workspace,
-    WorkspaceId,
+    BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, SnapshotId,
+    SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 
 /// One thing that happened.
@@ -56,6 +56,25 @@ pub enum Event {
         backend: BackendName,
         /// What its walls are.
         boundary: Boundary,
+        /// The captured state that it starts with.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<SnapshotId>,
+    },
+    /// The state of a sandbox was captured.
+    Captured {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// What was stored.
+        snapshot: SnapshotId,
+        /// Of what kind.
+        what: SnapshotKind,
+    },
+    /// A captured state is about to be brought back in place.
+    Restored {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// Which state.
+        snapshot: SnapshotId,
     },
     /// A sandbox was destroyed.
     Destroyed {
@@ -124,6 +143,8 @@ impl Event {
             Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
             Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
             | Self::Destroyed { .. }
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
@@ -137,6 +158,8 @@ impl Event {
         match self {
             Self::Started { sandbox, .. }
             | Self::Created { sandbox, .. }
+            | Self::Captured { sandbox, .. }
+            | Self::Restored { sandbox, .. }
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
@@ -156,6 +179,8 @@ impl Event {
             | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
             Self::Stopped { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
             | Self::Destroyed { .. }
             | Self::WorkspaceReleased { .. }
             | Self::Rotated { .. } => None,

@@ -147,6 +147,8 @@ impl<'a> Jobs<'a> {
                 None
             }
             Event::Created { .. }
+            | Event::Captured { .. }
+            | Event::Restored { .. }
             | Event::Destroyed { .. }
             | Event::Decided { job: None, .. }
             | Event::Refused { .. }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use stockade_core::{BackendName, Boundary, ErrorCode};
+use stockade_core::{BackendName, Boundary, ErrorCode, SnapshotKind};
 use stockade_engine::{Event, Filter, Journal, JournalOptions, Receipt, StateDir};
 
 use crate::{clean_count, files, journal_at, options, place, refused, started, stopped};
@@ -21,7 +21,14 @@ fn every_event_reads_back_as_it_was_recorded() {
             tenant: "team-a".parse().unwrap(),
             backend: BackendName::literal("mock"),
             boundary: Boundary::Hardware,
+            from: Some("snapa".parse().unwrap()),
         },
+        Event::Captured {
+            sandbox: sandbox(),
+            snapshot: "snapa".parse().unwrap(),
+            what: SnapshotKind::Full,
+        },
+        Event::Restored { sandbox: sandbox(), snapshot: "snapa".parse().unwrap() },
         Event::Destroyed { sandbox: sandbox(), clean: false, detail: Some("a mount".into()) },
         refused("memory-limit: no cgroup"),
     ];
@@ -34,7 +41,7 @@ fn every_event_reads_back_as_it_was_recorded() {
     for (record, receipt) in records.iter().zip(receipts) {
         assert_eq!((record.seq, record.hash), (receipt.seq, receipt.hash));
     }
-    assert_eq!(clean_count(&journal), 5);
+    assert_eq!(clean_count(&journal), 7);
 }
 
 #[test]

@@ -31,6 +31,8 @@ fn recorded(job: &Job) -> Option<&Outcome> {
         Event::Stopped { outcome, .. } => Some(outcome),
         Event::Started { .. }
         | Event::Created { .. }
+        | Event::Captured { .. }
+        | Event::Restored { .. }
         | Event::Destroyed { .. }
         | Event::Decided { .. }
         | Event::Refused { .. }

@@ -201,7 +201,7 @@ async fn operation(kit: &Kit, asked: Operation) -> Verdict<Result<(), Error>> {
     Ok(match asked {
         Operation::Files => sandbox.files().map(drop),
         Operation::Pause => sandbox.pause().await,
-        Operation::Snapshot(kind) => sandbox.snapshot(kind).await.map(drop),
+        Operation::Snapshot(kind) => kit.engine().snapshot(&id, kind).await.map(drop),
         Operation::Signal => {
             let command = Command::program(["./probe", "sleep", "600000"]);
             let execution = kit.engine().exec(&id, command).await?;

@@ -14,10 +14,16 @@ pub(super) const CASES: &[Case] = &[
     case!("a paused sandbox stands still and then goes on", "C-15", pause).needs(&[Feature::Pause]),
     case!("a snapshot of the files brings them back as they were", "C-22", files)
         .needs(&[Feature::FilesSnapshot]),
-    case!("a snapshot holds no secret in its name", "C-41", no_secret)
+    case!("a snapshot says nothing that is secret", "C-41", no_secret)
         .needs(&[Feature::FilesSnapshot]),
     case!("a full snapshot brings files back while the program goes on", "C-22", full)
         .needs(&[Feature::FullSnapshot]),
+    case!("a sandbox made from a snapshot has its files and shares none", "C-17", made_from)
+        .needs(&[Feature::FilesSnapshot]),
+    case!("copies of a live sandbox are different machines", "C-17", copies)
+        .needs(&[Feature::FilesSnapshot]),
+    case!("a snapshot in which a byte was changed is not brought back", "C-22", tampered)
+        .needs(&[Feature::FilesSnapshot]),
 ];
 
 /// Longer than many ticks of the probe.
@@ -54,18 +60,77 @@ async fn pause(kit: Kit) -> Verdict {
 async fn files(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "kept", "before"]).await?;
-    let snapshot = room.sandbox()?.snapshot(SnapshotKind::Files).await?;
+    let snapshot = room.snapshot(SnapshotKind::Files).await?;
     room.facts(["write", "kept", "after"]).await?;
     room.facts(["write", "new", "after"]).await?;
-    room.sandbox()?.restore(&snapshot).await?;
+    room.restore(&snapshot.id).await?;
     same!(
         "the file that was changed",
         room.facts(["read", "kept"]).await?["hex"],
         json!("6265666f7265")
     );
     same!("the file that was new", room.facts(["read", "new"]).await?["ok"], json!(false));
-    let unknown = room.sandbox()?.restore(&"nosuchsnapshot".parse()?).await;
+    let unknown = room.restore(&"nosuchsnapshot".parse()?).await;
     check!(unknown.is_err(), "expected an unknown snapshot to be refused, but it was brought back");
+    Ok(())
+}
+
+async fn made_from(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    room.facts(["write", "kept", "before"]).await?;
+    let snapshot = room.snapshot(SnapshotKind::Files).await?;
+    room.facts(["write", "kept", "after"]).await?;
+    let copy = kit.room_from(&snapshot.id).await?;
+    same!("the file there", copy.facts(["read", "kept"]).await?["hex"], json!("6265666f7265"));
+    copy.facts(["write", "kept", "copy"]).await?;
+    same!("the file here", room.facts(["read", "kept"]).await?["hex"], json!("6166746572"));
+    room.destroy().await?;
+    same!("the copy's", copy.facts(["read", "kept"]).await?["hex"], json!("636f7079"));
+    copy.destroy().await?;
+    kit.all_gone().await
+}
+
+async fn copies(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    room.facts(["write", "kept", "before"]).await?;
+    let copies = room.fork(3).await?;
+    for (number, copy) in copies.iter().enumerate() {
+        let seen = copy.facts(["read", "kept"]).await?;
+        same!("what was there", seen["hex"], json!("6265666f7265"));
+        copy.facts(["write", "kept", &number.to_string()]).await?;
+    }
+    for (number, copy) in copies.iter().enumerate() {
+        let own = format!("3{number}");
+        same!("its own file", copy.facts(["read", "kept"]).await?["hex"], json!(own));
+    }
+    let seen = room.facts(["read", "kept"]).await?;
+    same!("the file of the one that was copied", seen["hex"], json!("6265666f7265"));
+    let listing = kit.engine().snapshots().list()?;
+    check!(listing.snapshots.is_empty(), "expected no snapshot to be left, saw {listing:?}");
+    for copy in copies {
+        copy.destroy().await?;
+    }
+    room.destroy().await?;
+    kit.all_gone().await
+}
+
+async fn tampered(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    room.facts(["write", "kept", "before"]).await?;
+    let snapshot = room.snapshot(SnapshotKind::Files).await?;
+    room.facts(["write", "kept", "after"]).await?;
+    let parts = kit.engine().snapshots().parts(&snapshot)?;
+    let largest = parts.files.values().max_by_key(|path| path.metadata().map_or(0, |it| it.len()));
+    let path = largest.ok_or_else(|| Stop::failed("expected parts, saw none"))?;
+    let mut bytes = std::fs::read(path)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::remove_file(path)?;
+    std::fs::write(path, bytes)?;
+    let brought_back = room.restore(&snapshot.id).await;
+    check!(brought_back.is_err(), "expected it to be refused, but it was brought back");
+    same!("the file", room.facts(["read", "kept"]).await?["hex"], json!("6166746572"));
+    check!(kit.room_from(&snapshot.id).await.is_err(), "expected no sandbox to be made from it");
     Ok(())
 }
 
@@ -73,8 +138,9 @@ async fn no_secret(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.env.insert("TOKEN".parse()?, "hushhush".into());
     let room = kit.room_with(spec).await?;
-    let snapshot = room.sandbox()?.snapshot(SnapshotKind::Files).await?;
-    check!(!snapshot.as_str().contains("hushhush"), "expected no secret, saw {snapshot}");
+    let snapshot = room.snapshot(SnapshotKind::Files).await?;
+    let told = format!("{snapshot:?}");
+    check!(!told.contains("hushhush"), "expected no secret, saw {told}");
     Ok(())
 }
 
@@ -82,9 +148,9 @@ async fn full(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "kept", "before"]).await?;
     let execution = room.start_ready(["sleep", "600000"]).await?;
-    let snapshot = room.sandbox()?.snapshot(SnapshotKind::Full).await?;
+    let snapshot = room.snapshot(SnapshotKind::Full).await?;
     room.facts(["write", "kept", "after"]).await?;
-    room.sandbox()?.restore(&snapshot).await?;
+    room.restore(&snapshot.id).await?;
     same!(
         "the file that was changed",
         room.facts(["read", "kept"]).await?["hex"],

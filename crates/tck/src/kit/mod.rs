@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_core::{
-    Backend, Boundary, Capabilities, Command, Feature, HostPath, Layers, SandboxSpec, Support,
-    Workspace,
+    Backend, Boundary, Capabilities, Command, Feature, HostPath, Layers, SandboxSpec, SnapshotId,
+    Support, Workspace,
 };
 use stockade_engine::{Engine, EngineConfig, Execution};
 use tempfile::{TempDir, TempPath};
@@ -240,6 +240,13 @@ impl Kit {
             room.carry_in("probe", bytes).await?;
         }
         Ok(room)
+    }
+
+    /// A sandbox that stays, made from a captured state, with a workspace of its own.
+    pub async fn room_from(&self, snapshot: &SnapshotId) -> Verdict<Room> {
+        let spec = SandboxSpec { workspace: Workspace::Ephemeral, ..self.spec() };
+        let id = self.engine().create_from(snapshot, spec).await?;
+        Ok(Room::new(self.clone(), id))
     }
 
     /// Whether there is no local workspace to put the probe into, so that it has to be carried in.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes as Data;
 use serde_json::Value;
-use stockade_core::{Command, FilesExt, Sandbox, SandboxId, SandboxPath};
-use stockade_engine::Execution;
+use stockade_core::{Command, FilesExt, Sandbox, SandboxId, SandboxPath, SnapshotId, SnapshotKind};
+use stockade_engine::{Execution, Snapshot};
 
 use super::{Kit, Ran, collect, heard, probe};
 use crate::Verdict;
@@ -63,6 +63,22 @@ impl Room {
     /// The facts an attempt of the probe printed.
     pub async fn facts<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Value> {
         self.run(verb).await?.facts()
+    }
+
+    /// Captures its state.
+    pub async fn snapshot(&self, kind: SnapshotKind) -> Verdict<Snapshot> {
+        Ok(self.kit.engine().snapshot(&self.id, kind).await?)
+    }
+
+    /// Brings a state back.
+    pub async fn restore(&self, snapshot: &SnapshotId) -> Verdict {
+        Ok(self.kit.engine().restore(&self.id, snapshot).await?)
+    }
+
+    /// Copies of it.
+    pub async fn fork(&self, count: usize) -> Verdict<Vec<Self>> {
+        let made = self.kit.engine().fork(&self.id, count).await?;
+        Ok(made.into_iter().map(|id| Self::new(self.kit.clone(), id)).collect())
     }
 
     /// Destroys it.

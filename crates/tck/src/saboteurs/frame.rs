@@ -1,15 +1,16 @@
 //! A good backend with one place to go wrong. Everything a saboteur does not override is passed on.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_backends::mock::Mock;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Entry, Files, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxPath, Signal,
-    SnapshotId, SnapshotKind, TerminalSize,
+    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Entry, Files, Parts,
+    Process, ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxPath,
+    Signal, SnapshotKind, TerminalSize,
 };
 
 /// What becomes of each event of one process.
@@ -87,8 +88,8 @@ pub(super) trait Sabotage: Send + Sync + 'static {
         sandbox.pause().await
     }
 
-    async fn restore(&self, sandbox: &dyn Sandbox, snapshot: &SnapshotId) -> Result<()> {
-        sandbox.restore(snapshot).await
+    async fn restore(&self, sandbox: &dyn Sandbox, from: &Parts) -> Result<()> {
+        sandbox.restore(from).await
     }
 }
 
@@ -151,12 +152,12 @@ impl<S: Sabotage> Sandbox for BrokenSandbox<S> {
         Ok(self)
     }
 
-    async fn snapshot(&self, kind: SnapshotKind) -> Result<SnapshotId> {
-        self.sandbox.snapshot(kind).await
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.sandbox.snapshot(kind, into).await
     }
 
-    async fn restore(&self, snapshot: &SnapshotId) -> Result<()> {
-        self.by.restore(self.sandbox.as_ref(), snapshot).await
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.by.restore(self.sandbox.as_ref(), from).await
     }
 
     async fn pause(&self) -> Result<()> {

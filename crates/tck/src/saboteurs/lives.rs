@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stockade_backends::mock::Mock;
 use stockade_core::{
-    Admitted, Backend, Error, ErrorCode, Feature, Result, Sandbox, SandboxId, SnapshotId,
+    Admitted, Backend, Error, ErrorCode, Feature, Parts, Result, Sandbox, SandboxId,
 };
 
 use super::frame::Sabotage;
@@ -132,7 +132,7 @@ pub(super) struct RestoresNothing;
 
 #[async_trait]
 impl Sabotage for RestoresNothing {
-    async fn restore(&self, _sandbox: &dyn Sandbox, _snapshot: &SnapshotId) -> Result<()> {
+    async fn restore(&self, _sandbox: &dyn Sandbox, _from: &Parts) -> Result<()> {
         Ok(())
     }
 }

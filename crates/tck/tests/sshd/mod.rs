@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test uses what it needs of it")]
 
+pub mod bench;
 pub mod proxy;
 
 use std::fs::{self, Permissions};
@@ -19,10 +20,12 @@ use stockade_backends::ssh::Host;
 const SOON: Duration = Duration::from_secs(10);
 const SERVER: &str = "/usr/sbin/sshd";
 
-/// A server. It ends when this is dropped; sessions end with their clients.
+/// A server. It ends when this is dropped, and with it its sessions.
 pub struct Sshd {
     dir: tempfile::TempDir,
     child: Child,
+    /// The sessions that were under way when it was stopped.
+    left: Vec<i32>,
     pub port: u16,
 }
 
@@ -51,7 +54,7 @@ impl Sshd {
             fs::create_dir_all("/run/sshd").unwrap();
         }
         let (child, port) = listen(dir.path(), disk);
-        let sshd = Self { dir, child, port };
+        let sshd = Self { dir, child, left: Vec::new(), port };
         sshd.know("known_hosts", &sshd.dir.path().join("host_key.pub"));
         sshd.configure("config", port, "known_hosts");
         sshd
@@ -104,6 +107,7 @@ impl Sshd {
 
     /// Ends it; sessions that are under way go on.
     pub fn stop(&mut self) {
+        self.left = below(self.child.id());
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -121,10 +125,36 @@ impl Sshd {
 }
 
 impl Drop for Sshd {
+    /// Clients whose sessions are gone end by themselves, those that only keep a connection for others
+    /// included.
     fn drop(&mut self) {
+        let sessions = [below(self.child.id()), std::mem::take(&mut self.left)].concat();
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for session in sessions.into_iter().filter(|pid| is_session(*pid)) {
+            let pid = rustix::process::Pid::from_raw(session).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
     }
+}
+
+/// The processes that a process has started, and theirs.
+fn below(pid: u32) -> Vec<i32> {
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let children = all.filter(|other| parent(*other) == Some(pid));
+    children.flat_map(|pid| [below(pid), vec![pid.cast_signed()]].concat()).collect()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// Whether a process is still one of a server's.
+fn is_session(pid: i32) -> bool {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.starts_with("sshd")
 }
 
 /// Makes a pair of keys.
@@ -178,5 +208,12 @@ fn serve(dir: &Path, disk: Option<&str>, port: u16) -> Child {
         }
     };
     let server = command.args(["-D", "-f"]).arg(dir.join("sshd_config"));
-    server.arg("-E").arg(dir.join("log")).stdin(Stdio::null()).spawn().unwrap()
+    server
+        .arg("-E")
+        .arg(dir.join("log"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }

@@ -5,10 +5,14 @@
 //! here meanwhile: that is a conflict, and is named.
 
 mod beneath;
+mod draft;
+mod holes;
 mod pack;
 mod place;
 mod scan;
 mod stamp;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,6 +27,14 @@ use stamp::Stamp;
 
 /// Paths from the root, and how each looked.
 type Manifest = BTreeMap<OsString, Stamp>;
+
+/// The most entries of a tree, and the most bytes of all their paths: both ends remember them.
+const ENTRIES: usize = 1_000_000;
+const PATHS: usize = 64 << 20;
+/// The most conflicts that are told of: both ends have lost each other long before.
+const CONFLICTS: usize = 4096;
+/// What an archive may have beside the files in it: its own words.
+const WORDS: u64 = 256 << 20;
 
 /// Which of the two copies this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,41 +83,104 @@ fn shown(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }
 
+/// What had changed in this copy too, and was left as it is: which entry of the archive, and its path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// The number of the entry.
+    pub entry: u32,
+    /// Its path, as people can read it.
+    pub path: String,
+}
+
+/// What was sent and not yet taken over there.
+struct Sent {
+    /// How everything looked.
+    now: Manifest,
+    /// The path of each entry.
+    entries: Vec<OsString>,
+}
+
 /// One of the two copies.
 pub struct Tree {
     root: OwnedFd,
     side: Side,
     /// How it looked when the copies were last the same.
     base: Manifest,
+    sent: Option<Sent>,
     /// Whom new files belong to, where that is not who makes them.
     owner: Option<(u32, u32)>,
-    /// How many bytes may arrive at once.
-    most: u64,
+    /// How much larger it may get by what arrives at once.
+    growth: u64,
 }
 
 impl Tree {
     /// A copy, of which nothing has been sent or taken yet.
-    pub fn open(path: &Path, side: Side, most: u64) -> io::Result<Self> {
+    pub fn open(path: &Path, side: Side, growth: u64) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, path, flags, Mode::empty())?;
         let found = std::fs::metadata(path)?;
         let own = rustix::process::geteuid();
         let owner =
             (own.is_root() && found.uid() != own.as_raw()).then(|| (found.uid(), found.gid()));
-        Ok(Self { root, side, base: Manifest::new(), owner, most })
+        Ok(Self { root, side, base: Manifest::new(), sent: None, owner, growth })
     }
 
-    /// Writes what has changed here since the copies were last the same; nothing if nothing has.
+    /// Writes what has changed here since the copies were last the same; nothing if nothing has. They
+    /// are the same again only once it was [taken over](Self::agreed).
     pub fn send(&mut self, out: impl Write) -> Result<(), TreeError> {
+        self.sent = None;
         let now = scan::scan(&self.root, self.side)?;
-        pack::pack(self, &now, out)?;
-        self.base = now;
+        let entries = pack::pack(self, &now, out)?;
+        self.sent = Some(Sent { now, entries });
         Ok(())
     }
 
-    /// Takes what has changed in the other copy. Answers the paths that had changed here too, which
-    /// are left as they are.
-    pub fn take(&mut self, input: impl Read) -> Result<BTreeSet<String>, TreeError> {
+    /// What was sent last was taken over there, but for these entries: what is here is still a change.
+    /// Answers the paths of those.
+    pub fn agreed(&mut self, except: &[u32]) -> BTreeSet<String> {
+        let Some(Sent { mut now, entries }) = self.sent.take() else { return BTreeSet::new() };
+        let named = |entry: &u32| entries.get(usize::try_from(*entry).ok()?);
+        let left: BTreeSet<_> = except.iter().filter_map(named).collect();
+        for path in &left {
+            match self.base.remove(*path) {
+                Some(before) => now.insert((*path).clone(), before),
+                None => now.remove(*path),
+            };
+        }
+        self.base = now;
+        left.into_iter().map(|path| shown(Path::new(path))).collect()
+    }
+
+    /// Takes what has changed in the other copy. Answers what had changed here too, which is left as it
+    /// is.
+    pub fn take(&mut self, input: impl Read) -> Result<Vec<Conflict>, TreeError> {
         place::place(self, input)
+    }
+
+    /// The longest archive that can be in order: everything there is and may get, and its own words.
+    fn longest(&self) -> u64 {
+        let sizes = self.base.values().map(Stamp::size);
+        sizes.fold(self.growth.saturating_add(WORDS), u64::saturating_add)
+    }
+}
+
+/// Counts what is remembered, so that it has an end.
+#[derive(Default)]
+struct Count {
+    entries: usize,
+    paths: usize,
+}
+
+impl Count {
+    fn add(&mut self, path: &Path) -> Result<(), TreeError> {
+        self.entries += 1;
+        self.paths += path.as_os_str().len();
+        if self.entries > ENTRIES {
+            return Err(TreeError::TooLarge(format!("{ENTRIES} files")));
+        }
+        if self.paths > PATHS {
+            return Err(TreeError::TooLarge(format!("{PATHS} bytes in the paths of its files")));
+        }
+        Ok(())
     }
 }

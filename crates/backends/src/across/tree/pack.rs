@@ -3,28 +3,33 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek as _, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use rustix::fs::{OFlags, fstat, readlinkat};
 use tar::{Builder, EntryType, Header};
 
+use super::holes::{self, HOLES};
 use super::stamp::{Kind, Stamp};
 use super::{Manifest, Tree, TreeError, beneath};
 
 /// The kind of an entry that is gone: one of those that archives leave to their makers.
 pub(super) const GONE: u8 = b'R';
 
-/// Writes the archive, or nothing at all if nothing has changed.
-pub(super) fn pack(tree: &Tree, now: &Manifest, out: impl Write) -> Result<(), TreeError> {
+/// Writes the archive, or nothing at all if nothing has changed. Answers the path of each entry.
+pub(super) fn pack(
+    tree: &Tree,
+    now: &Manifest,
+    out: impl Write,
+) -> Result<Vec<OsString>, TreeError> {
     let gone = gone(&tree.base, now);
     let fresh: Vec<_> =
         now.iter().filter(|(path, stamp)| tree.base.get(*path) != Some(*stamp)).collect();
     if gone.is_empty() && fresh.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let mut archive = Archive { tree, builder: Builder::new(out) };
+    let mut archive = Archive { tree, builder: Builder::new(out), entries: Vec::new() };
     for path in gone {
         let mut header = header(EntryType::new(GONE), 0, 0);
         archive.append(&mut header, path.as_bytes(), io::empty())?;
@@ -33,7 +38,7 @@ pub(super) fn pack(tree: &Tree, now: &Manifest, out: impl Write) -> Result<(), T
         archive.entry(Path::new(path), stamp)?;
     }
     archive.builder.into_inner()?.flush()?;
-    Ok(())
+    Ok(archive.entries)
 }
 
 /// What was there and is not, or is something else now; what lies deepest comes first.
@@ -55,6 +60,7 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
 struct Archive<'a, W: Write> {
     tree: &'a Tree,
     builder: Builder<W>,
+    entries: Vec<OsString>,
 }
 
 impl<W: Write> Archive<'_, W> {
@@ -85,12 +91,22 @@ impl<W: Write> Archive<'_, W> {
             return Ok(());
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let mut header = header(EntryType::Regular, stamp.mode, size);
+        let pieces = holes::pieces(&file, size).map_err(fail)?;
+        let (kind, length) = match &pieces {
+            None => (EntryType::Regular, size),
+            Some(pieces) => (EntryType::new(HOLES), holes::length(pieces)),
+        };
+        let mut header = header(kind, stamp.mode, length);
         header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
         // Owners mean nothing elsewhere; what comes after the second does.
         header.set_uid(stat.st_mtime_nsec);
-        let content = file.chain(io::repeat(0)).take(size);
-        self.append(&mut header, path.as_os_str().as_bytes(), content)
+        (&file).rewind().map_err(fail)?;
+        let path = path.as_os_str().as_bytes();
+        let Some(pieces) = pieces else {
+            let content = file.chain(io::repeat(0)).take(size);
+            return self.append(&mut header, path, content);
+        };
+        self.append(&mut header, path, holes::content(&file, size, &pieces))
     }
 
     fn link(&mut self, path: &Path) -> Result<(), TreeError> {
@@ -119,7 +135,9 @@ impl<W: Write> Archive<'_, W> {
             None => self.long(EntryType::GNULongName, path)?,
         }
         header.set_cksum();
-        Ok(self.builder.append(header, content)?)
+        self.builder.append(header, content)?;
+        self.entries.push(self::path(path.to_vec()));
+        Ok(())
     }
 
     fn long(&mut self, kind: EntryType, text: &[u8]) -> io::Result<()> {

@@ -2,34 +2,31 @@
 //! checked by its parts and resolved by the kernel, each size is bounded, and a kind that does not travel
 //! is refused by name.
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, chownat, fchmod, futimens, linkat,
-    mkdirat, openat, renameat, statat, symlinkat, unlinkat,
+    AtFlags, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, mkdirat, renameat, statat, symlinkat,
+    unlinkat,
 };
 use rustix::io::Errno;
 use tar::{Entry, EntryType};
 
+use super::holes::HOLES;
 use super::pack::{GONE, path};
 use super::stamp::{Kind, MODE, Stamp};
-use super::{Tree, TreeError, beneath, shown};
+use super::{CONFLICTS, Conflict, Count, Tree, TreeError, beneath, draft, shown};
 
 /// The longest name or link.
 const LONGEST: u64 = 4096;
 
-/// Takes an archive; an empty one is no change. Answers the paths that had changed here too.
-pub(super) fn place(tree: &mut Tree, input: impl Read) -> Result<BTreeSet<String>, TreeError> {
-    let most = tree.most;
+/// Takes an archive; an empty one is no change. Answers what had changed here too.
+pub(super) fn place(tree: &mut Tree, input: impl Read) -> Result<Vec<Conflict>, TreeError> {
+    let most = tree.longest();
     let mut archive = tar::Archive::new(input.take(most));
-    let mut placing =
-        Placing { tree, name: None, link: None, modes: Vec::new(), conflicts: BTreeSet::new() };
+    let mut placing = Placing::new(tree);
     for entry in archive.entries()?.raw(true) {
         placing.entry(entry?)?;
     }
@@ -51,10 +48,62 @@ struct Placing<'a> {
     link: Option<Vec<u8>>,
     /// The permissions of directories, which are set when nothing more goes into them.
     modes: Vec<(PathBuf, u32)>,
-    conflicts: BTreeSet<String>,
+    conflicts: Vec<Conflict>,
+    /// The number of the next entry, and how much may be remembered of them.
+    next: u32,
+    gone: Count,
+    fresh: Count,
+    room: Room,
 }
 
-impl Placing<'_> {
+/// How much larger the tree may still get.
+struct Room {
+    most: u64,
+    left: u64,
+}
+
+impl Room {
+    fn take(&mut self, bytes: u64) -> Result<(), TreeError> {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.ok_or_else(|| {
+            TreeError::TooLarge(format!("the {} bytes that it may grow by at once", self.most))
+        })?;
+        Ok(())
+    }
+
+    /// What goes away, or is replaced.
+    fn give(&mut self, was: &Stat) {
+        let elsewhere = Stamp::of(was, super::Side::Near).is_none_or(|was| was.kind != Kind::File);
+        // Another name for it keeps what it takes.
+        if !elsewhere && was.st_nlink == 1 {
+            self.left = self.left.saturating_add(taken_by(was));
+        }
+    }
+}
+
+/// The space that something takes.
+fn taken_by(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
+}
+
+impl<'a> Placing<'a> {
+    fn new(tree: &'a mut Tree) -> Self {
+        let room = Room { most: tree.growth, left: tree.growth };
+        Self {
+            tree,
+            name: None,
+            link: None,
+            modes: Vec::new(),
+            conflicts: Vec::new(),
+            next: 0,
+            gone: Count::default(),
+            fresh: Count::default(),
+            room,
+        }
+    }
+
+    /// One entry after the other: an archive that names the same thing twice is not one of ours, but
+    /// does no more harm than two archives.
     fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), TreeError> {
         let kind = entry.header().entry_type();
         if kind == EntryType::GNULongName {
@@ -68,9 +117,12 @@ impl Placing<'_> {
         let (name, link) = (self.name.take(), self.link.take());
         let name = name.unwrap_or_else(|| entry.header().path_bytes().into_owned());
         let path = plain(path(name))?;
+        let count = if kind.as_byte() == GONE { &mut self.gone } else { &mut self.fresh };
+        count.add(&path)?;
+        let number = self.next;
+        self.next += 1;
         if self.conflicts_at(&path)? {
-            self.conflicts.insert(shown(&path));
-            return Ok(());
+            return self.conflict(number, &path);
         }
         if kind.as_byte() == GONE {
             self.remove(&path)
@@ -79,11 +131,19 @@ impl Placing<'_> {
         } else if kind == EntryType::Symlink {
             let target = link.or_else(|| Some(entry.header().link_name_bytes()?.into_owned()));
             self.link(&path, target.unwrap_or_default())
-        } else if kind == EntryType::Regular {
+        } else if kind == EntryType::Regular || kind.as_byte() == HOLES {
             self.file(&path, entry)
         } else {
             Err(refused(&path, "is neither a file, a directory nor a link"))
         }
+    }
+
+    fn conflict(&mut self, entry: u32, path: &Path) -> Result<(), TreeError> {
+        if self.conflicts.len() == CONFLICTS {
+            return Err(TreeError::TooLarge(format!("{CONFLICTS} files that changed twice")));
+        }
+        self.conflicts.push(Conflict { entry, path: shown(path) });
+        Ok(())
     }
 
     /// Whether what is there now is not what was there when the copies were last the same.
@@ -124,22 +184,35 @@ impl Placing<'_> {
 
     fn remove(&mut self, path: &Path) -> Result<(), TreeError> {
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
-        let was_dir =
-            self.tree.base.get(path.as_os_str()).is_some_and(|was| was.kind == Kind::Directory);
-        let how = if was_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let fail = |errno: Errno| TreeError::at(path, errno);
+        let was = match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return self.note(path, &dir, name),
+            was => was.map_err(fail)?,
+        };
+        let is_dir = super::stamp::kind(&was) == Some(Kind::Directory);
+        let how = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(&dir, name, how) {
             // A directory in which there is something new stays.
-            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => self.note(path, &dir, name),
-            Err(errno) => Err(TreeError::at(path, errno)),
+            Err(Errno::NOENT | Errno::NOTEMPTY) => {}
+            removed => {
+                removed.map_err(fail)?;
+                self.room.give(&was);
+            }
         }
+        self.note(path, &dir, name)
     }
 
     fn directory(&mut self, path: &Path, mode: u32) -> Result<(), TreeError> {
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
+        let fail = |errno: Errno| TreeError::at(path, errno);
         match mkdirat(&dir, name, Mode::RWXU) {
-            Ok(()) => self.own(&dir, name, path)?,
             Err(Errno::EXIST) => {}
-            Err(errno) => return Err(TreeError::at(path, errno)),
+            made => {
+                made.map_err(fail)?;
+                let made = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
+                self.room.take(taken_by(&made))?;
+                self.own(&dir, name, path)?;
+            }
         }
         self.modes.push((path.into(), mode));
         self.note(path, &dir, name)
@@ -151,30 +224,37 @@ impl Placing<'_> {
             return Err(refused(path, "is a link to nowhere"));
         }
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
-        let draft = draft();
+        let draft = draft::name();
         symlinkat(&target, &dir, &draft).map_err(|errno| TreeError::at(path, errno))?;
-        self.own(&dir, &draft, path)?;
         self.swap(&dir, &draft, name, path)
     }
 
     fn file<R: Read>(&mut self, path: &Path, mut entry: Entry<'_, R>) -> Result<(), TreeError> {
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
         let fail = |error: io::Error| TreeError::at(path, error);
-        let (file, named) = new_file(&dir).map_err(fail)?;
-        let filled = fill(&file, &mut entry).map_err(fail);
+        if let Ok(was) = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            self.room.give(&was);
+        }
+        let (file, named) = draft::new_file(&dir).map_err(fail)?;
+        let mut full = None;
+        let filled = draft::fill(&file, &mut entry, |bytes| {
+            self.room.take(bytes).map_err(|error| {
+                full = Some(error);
+                io::ErrorKind::FileTooLarge.into()
+            })
+        });
         let draft = match (filled, named) {
             (Ok(()), Some(draft)) => draft,
-            (Ok(()), None) => give_name(&file, &dir).map_err(fail)?,
+            (Ok(()), None) => draft::give_name(&file, &dir).map_err(fail)?,
             (Err(error), named) => {
                 named.map(|draft| unlinkat(&dir, draft, AtFlags::empty()));
-                return Err(error);
+                return Err(full.unwrap_or_else(|| fail(error)));
             }
         };
-        self.own(&dir, &draft, path)?;
         self.swap(&dir, &draft, name, path)
     }
 
-    /// Puts what is ready where it belongs, all at once.
+    /// Puts what is ready where it belongs, all at once, or takes it away again.
     fn swap(
         &mut self,
         dir: &OwnedFd,
@@ -182,10 +262,13 @@ impl Placing<'_> {
         name: &OsStr,
         path: &Path,
     ) -> Result<(), TreeError> {
-        if let Err(errno) = renameat(dir, draft, dir, name) {
+        let placed = self.own(dir, draft, path).and_then(|()| {
+            renameat(dir, draft, dir, name).map_err(|errno| TreeError::at(path, errno))
+        });
+        if placed.is_err() {
             let _ = unlinkat(dir, draft, AtFlags::empty());
-            return Err(TreeError::at(path, errno));
         }
+        placed?;
         self.note(path, dir, name)
     }
 
@@ -237,49 +320,4 @@ fn plain(given: OsString) -> Result<PathBuf, TreeError> {
         && parts().next().is_some()
         && path.as_os_str().len() as u64 <= LONGEST;
     if fits { Ok(path) } else { Err(refused(&path, "leaves its root, or names nothing")) }
-}
-
-/// A name that nobody else uses.
-fn draft() -> OsString {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!(".stockade-{}-{number}", std::process::id()).into()
-}
-
-/// A file that is not there yet: without a name where the file system can, so that a process which is
-/// killed leaves nothing half-written.
-fn new_file(dir: &OwnedFd) -> io::Result<(File, Option<OsString>)> {
-    let mode = Mode::RUSR | Mode::WUSR;
-    match openat(dir, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
-        Ok(file) => Ok((file.into(), None)),
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-            let draft = draft();
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-            let file = openat(dir, &draft, flags | OFlags::CLOEXEC, mode)?;
-            Ok((file.into(), Some(draft)))
-        }
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn give_name(file: &File, dir: &OwnedFd) -> io::Result<OsString> {
-    let draft = draft();
-    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-    linkat(CWD, itself, dir, &draft, AtFlags::SYMLINK_FOLLOW)?;
-    Ok(draft)
-}
-
-fn fill<R: Read>(mut file: &File, entry: &mut Entry<'_, R>) -> io::Result<()> {
-    let size = entry.size();
-    if io::copy(entry, &mut file)? != size {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let header = entry.header();
-    fchmod(file, Mode::from_raw_mode(header.mode()? & MODE))?;
-    let time = Timespec {
-        tv_sec: i64::try_from(header.mtime()?).unwrap_or(0),
-        tv_nsec: i64::try_from(header.uid()?).unwrap_or(0).clamp(0, 999_999_999),
-    };
-    futimens(file, &Timestamps { last_access: time, last_modification: time })?;
-    Ok(())
 }

@@ -9,25 +9,24 @@ use rustix::fs::{AtFlags, Dir, OFlags, statat};
 use rustix::io::Errno;
 
 use super::stamp::{Kind, Stamp};
-use super::{Manifest, Side, TreeError, beneath};
+use super::{Count, Manifest, Side, TreeError, beneath};
 
 /// The deepest tree that is copied: each level holds a descriptor.
 const DEPTH: usize = 256;
-/// The most entries.
-const ENTRIES: usize = 1_000_000;
 
 /// Looks at everything below the root.
 pub(super) fn scan(root: &OwnedFd, side: Side) -> Result<Manifest, TreeError> {
     let mut found = Manifest::new();
     let top = beneath::readable(root, Path::new(""), OFlags::DIRECTORY, side);
     let top = top.map_err(|error| TreeError::at(Path::new("."), error))?;
-    Scan { side, found: &mut found }.directory(&top, Path::new(""), 0)?;
+    Scan { side, found: &mut found, count: Count::default() }.directory(&top, Path::new(""), 0)?;
     Ok(found)
 }
 
 struct Scan<'a> {
     side: Side,
     found: &'a mut Manifest,
+    count: Count,
 }
 
 impl Scan<'_> {
@@ -59,9 +58,7 @@ impl Scan<'_> {
         };
         let Some(stamp) = Stamp::of(&stat, self.side) else { return Ok(()) };
         let is_dir = stamp.kind == Kind::Directory;
-        if self.found.len() >= ENTRIES {
-            return Err(TreeError::TooLarge(format!("{ENTRIES} files")));
-        }
+        self.count.add(&path)?;
         self.found.insert(OsString::from(&path), stamp);
         if !is_dir {
             return Ok(());

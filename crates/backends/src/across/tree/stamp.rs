@@ -48,6 +48,11 @@ impl Stamp {
         let mode = if kind == Kind::Symlink { MODE } else { stat.st_mode & MODE };
         Some(Self { kind, mode, details: (kind != Kind::Directory).then_some(details) })
     }
+
+    /// How many bytes it has.
+    pub fn size(&self) -> u64 {
+        self.details.as_ref().map_or(0, |details| u64::try_from(details.size).unwrap_or(0))
+    }
 }
 
 pub(super) fn kind(stat: &Stat) -> Option<Kind> {

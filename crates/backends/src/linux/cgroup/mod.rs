@@ -56,6 +56,8 @@ pub(crate) struct Controllers {
     pub processes: bool,
     pub cpu: bool,
     pub cpu_usage: bool,
+    /// Everything in a group can be stopped where it is.
+    pub freezer: bool,
 }
 
 impl Hierarchy {
@@ -206,6 +208,33 @@ impl Group {
         match self {
             Self::V2(directory) => directory.join("memory.max").exists(),
             Self::V1(directories) => directories.memory.is_some(),
+        }
+    }
+
+    /// Asks the kernel to stop everything in it, or to let it go on.
+    pub(crate) fn freeze(&self, stop: bool) -> io::Result<()> {
+        let (file, word) = match self {
+            Self::V2(directory) => (directory.join("cgroup.freeze"), if stop { "1" } else { "0" }),
+            Self::V1(directories) => {
+                let directory = directories.freezer.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+                (directory.join("freezer.state"), if stop { "FROZEN" } else { "THAWED" })
+            }
+        };
+        fs::write(file, word)
+    }
+
+    /// Whether everything in it stands still.
+    pub(crate) fn is_frozen(&self) -> bool {
+        match self {
+            Self::V2(directory) => keyed(&directory.join("cgroup.events"), "frozen") == Some(1),
+            Self::V1(directories) => {
+                let state =
+                    |directory: &PathBuf| fs::read_to_string(directory.join("freezer.state"));
+                directories
+                    .freezer
+                    .as_ref()
+                    .is_some_and(|directory| state(directory).is_ok_and(|it| it.trim() == "FROZEN"))
+            }
         }
     }
 

@@ -19,6 +19,7 @@ pub(crate) struct Base {
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    freezer: Option<PathBuf>,
     own_processes: u64,
 }
 
@@ -29,6 +30,7 @@ pub(crate) struct Directories {
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
+    pub(super) freezer: Option<PathBuf>,
 }
 
 const PERIOD_US: u64 = 100_000;
@@ -42,6 +44,7 @@ impl Base {
             pids: parent("pids"),
             cpu: parent("cpu"),
             cpuacct: parent("cpuacct"),
+            freezer: parent("freezer"),
         };
         (base.controllers() != Controllers::default()).then_some(base)
     }
@@ -52,11 +55,12 @@ impl Base {
             processes: self.pids.is_some(),
             cpu: self.cpu.is_some(),
             cpu_usage: self.cpuacct.is_some(),
+            freezer: self.freezer.is_some(),
         }
     }
 
     pub(super) fn parents(&self) -> Vec<PathBuf> {
-        [&self.memory, &self.pids, &self.cpu, &self.cpuacct]
+        [&self.memory, &self.pids, &self.cpu, &self.cpuacct, &self.freezer]
             .into_iter()
             .flatten()
             .cloned()
@@ -70,6 +74,7 @@ impl Base {
             pids: of(&self.pids),
             cpu: of(&self.cpu),
             cpuacct: of(&self.cpuacct),
+            freezer: of(&self.freezer),
         }
     }
 
@@ -117,16 +122,14 @@ impl Directories {
             pids: directory("pids"),
             cpu: directory("cpu"),
             cpuacct: directory("cpuacct"),
+            freezer: directory("freezer"),
         })
     }
 
     /// Each once: two controllers often share one hierarchy.
     pub(super) fn all(&self) -> Vec<PathBuf> {
-        let mut all: Vec<PathBuf> = [&self.memory, &self.pids, &self.cpu, &self.cpuacct]
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
+        let each = [&self.memory, &self.pids, &self.cpu, &self.cpuacct, &self.freezer];
+        let mut all: Vec<PathBuf> = each.into_iter().flatten().cloned().collect();
         all.sort();
         all.dedup();
         all

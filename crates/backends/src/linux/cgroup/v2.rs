@@ -70,6 +70,7 @@ impl Base {
             cpu: has("cpu"),
             // Counted by the kernel in every group, whatever is switched on.
             cpu_usage: true,
+            freezer: parent.join("cgroup.freeze").exists(),
         };
         Ok(Self { parent, controllers, own_processes: house.own_processes })
     }

@@ -79,6 +79,11 @@ async fn listen(
             | Request::Read { .. }
             | Request::Write { .. }
             | Request::MakeDir { .. }
+            | Request::Snapshot { .. }
+            | Request::Restore { .. }
+            | Request::Pause
+            | Request::Resume
+            | Request::Describe
             | Request::Destroy => return Err(FrameError::Closed),
         }
     }

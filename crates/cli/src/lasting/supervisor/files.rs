@@ -43,6 +43,11 @@ async fn one(files: &dyn Files, request: Request, payload: Bytes) -> Result<Answ
         | Request::Info
         | Request::Exec { .. }
         | Request::Logs { .. }
+        | Request::Snapshot { .. }
+        | Request::Restore { .. }
+        | Request::Pause
+        | Request::Resume
+        | Request::Describe
         | Request::Destroy
         | Request::Stdin
         | Request::StdinEnd

@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_core::{Command, Ending, Error, ErrorCode, Result, SandboxId, Span, WorkspaceId};
+use stockade_core::{
+    Command, Ending, Error, ErrorCode, Result, SandboxId, SandboxSpec, Span, WorkspaceId,
+};
 use stockade_engine::{Engine, Execution, Subscription, Watcher};
 use tokio::sync::watch;
 
@@ -21,6 +23,8 @@ pub struct Host {
     pub engine: Engine,
     /// The sandbox.
     pub id: SandboxId,
+    /// What it was asked to be.
+    pub spec: SandboxSpec,
     /// The workspace that keeps its changes apart.
     pub workspace: Option<WorkspaceId>,
     /// How long it lives while nobody uses it.
@@ -40,6 +44,7 @@ impl Host {
         Arc::new(Self {
             engine,
             id,
+            spec: order.spec.clone(),
             workspace: order.workspace.clone(),
             idle: order.idle,
             lifetime: order.lifetime,

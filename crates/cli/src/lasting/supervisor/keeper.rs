@@ -58,7 +58,10 @@ impl Keeper {
         interrupts: Interrupts,
         view: Option<Taken>,
     ) -> Result<Self> {
-        let id = engine.create(order.spec.clone()).await?;
+        let id = match &order.from {
+            Some(snapshot) => engine.create_from(snapshot, order.spec.clone()).await?,
+            None => engine.create(order.spec.clone()).await?,
+        };
         let host = Host::new(engine.clone(), id.clone(), &order);
         let first = match order.command {
             Some(command) => Some(host.exec(command).await?.0.detach()),

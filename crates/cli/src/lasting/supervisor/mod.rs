@@ -10,6 +10,7 @@ mod jobs;
 mod keeper;
 mod replay;
 mod session;
+mod states;
 
 use std::fs::File;
 use std::io::{Read, Write};

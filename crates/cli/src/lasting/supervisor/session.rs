@@ -11,7 +11,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::activity::Busy;
 use super::host::Host;
-use super::{attach, files, replay};
+use super::{attach, files, replay, states};
 use crate::lasting::fault::WireError;
 use crate::lasting::frame::{self, FrameError};
 use crate::lasting::message::{Reply, Request, VERSION};
@@ -80,6 +80,11 @@ impl Session {
                 | Request::Read { .. }
                 | Request::Write { .. }
                 | Request::MakeDir { .. } => self.file(request, payload).await?,
+                Request::Snapshot { .. }
+                | Request::Restore { .. }
+                | Request::Pause
+                | Request::Resume
+                | Request::Describe => self.state(request).await?,
                 Request::Destroy => return self.destroy().await,
                 Request::Hello { .. }
                 | Request::Stdin
@@ -115,6 +120,14 @@ impl Session {
                 }
                 Ok(())
             }
+            Err(error) => self.fail(&error).await,
+        }
+    }
+
+    async fn state(&mut self, request: Request) -> Result<(), FrameError> {
+        match states::answer(&self.host, request).await {
+            Ok(Some(reply)) => self.reply(&reply).await,
+            Ok(None) => Err(FrameError::Closed),
             Err(error) => self.fail(&error).await,
         }
     }

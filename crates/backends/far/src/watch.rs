@@ -1,0 +1,94 @@
+//! The executions that are held to their limits here, by the counters of this host. They are ended by way
+//! of the other side, which alone speaks to the agent, or with everything else if it does not.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_backends::across::frame::{Frame, FrameError};
+use stockade_backends::across::words::Tell;
+use stockade_backends::native::{Execution, Walls};
+use stockade_core::{Error, ErrorCode, ProcessControl, Result, Span};
+
+use crate::serve::Outbox;
+
+/// The most executions that are watched at once.
+const EXECUTIONS: usize = 4096;
+/// How long the other side may take to end one.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// All of them.
+pub struct Watches {
+    out: Outbox,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    walls: Option<Walls>,
+    executions: HashMap<u32, Execution>,
+}
+
+/// Ends an execution.
+struct Killer {
+    out: Outbox,
+    execution: u32,
+}
+
+/// Says something to the other side.
+pub async fn say(out: &Outbox, tell: &Tell) -> Result<(), FrameError> {
+    let text = serde_json::to_vec(tell).map_err(std::io::Error::from)?;
+    out.send(Frame::Word(text.into())).await
+}
+
+#[async_trait]
+impl ProcessControl for Killer {
+    /// Whoever waits for this is let go when the end is told: it returns only if that does not come.
+    async fn kill(&self) -> Result<()> {
+        let gone =
+            |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
+        say(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)?;
+        tokio::time::sleep(PATIENCE).await;
+        Err(Error::new(ErrorCode::TooSlow, "kill", "the other side does not end it"))
+    }
+}
+
+impl Watches {
+    pub fn new(out: Outbox) -> Self {
+        Self { out, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The walls stand.
+    pub fn stand(&self, walls: Walls) {
+        self.lock().walls = Some(walls);
+    }
+
+    /// Holds an execution that is about to start to its limits. One that cannot be is not let run.
+    pub fn begin(&self, execution: u32, cpu_time: Option<Span>) {
+        let killer = Killer { out: self.out.clone(), execution };
+        let state = &mut *self.lock();
+        match state.walls.as_ref().filter(|_| state.executions.len() < EXECUTIONS) {
+            Some(walls) => {
+                let control: Arc<dyn ProcessControl> = Arc::new(killer);
+                state.executions.insert(execution, walls.watch(&control, cpu_time));
+            }
+            None => drop(tokio::spawn(async move { killer.kill().await })),
+        }
+    }
+
+    /// One that has ended is not watched any more.
+    pub fn end(&self, execution: u32) -> Option<Execution> {
+        self.lock().executions.remove(&execution)
+    }
+
+    /// Nothing is watched any more, and the walls may come down.
+    pub fn clear(&self) {
+        let state = std::mem::take(&mut *self.lock());
+        drop(state);
+    }
+}

@@ -1,0 +1,72 @@
+//! A file on its way into the tree: filled where nobody sees it, and given its name when it is whole.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, fchmod, futimens, linkat, openat,
+};
+use rustix::io::Errno;
+use tar::Entry;
+
+use super::holes;
+use super::stamp::MODE;
+
+/// A name that nobody else uses.
+pub(super) fn name() -> OsString {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!(".stockade-{}-{number}", std::process::id()).into()
+}
+
+/// A file that is not there yet: without a name where the file system can, so that a process which is
+/// killed leaves nothing half-written.
+pub(super) fn new_file(dir: &OwnedFd) -> io::Result<(File, Option<OsString>)> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    match openat(dir, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
+        Ok(file) => Ok((file.into(), None)),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
+            let draft = name();
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+            let file = openat(dir, &draft, flags | OFlags::CLOEXEC, mode)?;
+            Ok((file.into(), Some(draft)))
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Gives a file without a name one.
+pub(super) fn give_name(file: &File, dir: &OwnedFd) -> io::Result<OsString> {
+    let draft = name();
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(CWD, itself, dir, &draft, AtFlags::SYMLINK_FOLLOW)?;
+    Ok(draft)
+}
+
+/// What an entry says of a file. `room` is asked before anything is written whether there is so much.
+pub(super) fn fill<R: Read>(
+    mut file: &File,
+    entry: &mut Entry<'_, R>,
+    mut room: impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let size = entry.size();
+    if entry.header().entry_type().as_byte() == holes::HOLES {
+        holes::fill(file, entry, room)?;
+    } else {
+        room(holes::rounded(size))?;
+        if io::copy(entry, &mut file)? != size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    let header = entry.header();
+    fchmod(file, Mode::from_raw_mode(header.mode()? & MODE))?;
+    let time = Timespec {
+        tv_sec: i64::try_from(header.mtime()?).unwrap_or(0),
+        tv_nsec: i64::try_from(header.uid()?).unwrap_or(0).clamp(0, 999_999_999),
+    };
+    futimens(file, &Timestamps { last_access: time, last_modification: time })?;
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! A file with holes, as it travels: its size, then each piece of it that takes room, with where it
+//! belongs. What takes no room there takes none on the way, and none here.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+/// The kind of its entry: one of those that archives leave to their makers.
+pub(super) const HOLES: u8 = b'H';
+/// The most pieces: what lies between further ones travels with them.
+const PIECES: usize = 4096;
+/// What stands before each piece: where it belongs, and how long it is.
+const HEAD: u64 = 16;
+/// How much is read at once.
+const CHUNK: usize = 64 * 1024;
+/// What a file system gives out at the least.
+const BLOCK: u64 = 4096;
+
+/// The pieces of a file that take room, in order; nothing if it has no holes.
+pub(super) fn pieces(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
+    let (mut found, mut at): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+    while at < size {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Err(Errno::NXIO) => break,
+            // A file system that does not know holes has none.
+            Err(Errno::INVAL) => return Ok(None),
+            start => start?,
+        };
+        let end = match seek(file, SeekFrom::Hole(start)) {
+            _ if found.len() + 1 == PIECES => size,
+            Err(Errno::NXIO) => size,
+            end => end?.min(size),
+        };
+        if start >= size || end <= start {
+            break;
+        }
+        found.push((start, end - start));
+        at = end;
+    }
+    let whole = found == [(0, size)] || size == 0;
+    Ok((!whole).then_some(found))
+}
+
+/// How long its entry is.
+pub(super) fn length(pieces: &[(u64, u64)]) -> u64 {
+    pieces.iter().map(|(_, length)| HEAD + length).sum::<u64>() + 8
+}
+
+/// What its entry has in it. Each piece is as long as was said, whatever happens to the file meanwhile.
+pub(super) fn content<'a>(
+    file: &'a File,
+    size: u64,
+    pieces: &'a [(u64, u64)],
+) -> impl Read + use<'a> {
+    Content { file, pieces: pieces.iter(), head: size.to_le_bytes().to_vec(), at: 0, left: 0 }
+}
+
+struct Content<'a> {
+    file: &'a File,
+    pieces: std::slice::Iter<'a, (u64, u64)>,
+    /// What has to go before the piece that is under way.
+    head: Vec<u8>,
+    at: u64,
+    left: u64,
+}
+
+impl Read for Content<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.head.is_empty() && self.left == 0 {
+            let Some((at, length)) = self.pieces.next() else { return Ok(0) };
+            self.head = [at.to_le_bytes(), length.to_le_bytes()].concat();
+            (self.at, self.left) = (*at, *length);
+        }
+        if !self.head.is_empty() {
+            let taken = self.head.len().min(into.len());
+            into[..taken].copy_from_slice(&self.head[..taken]);
+            self.head.drain(..taken);
+            return Ok(taken);
+        }
+        let wanted = into.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let read = match self.file.read_at(&mut into[..wanted], self.at)? {
+            0 => {
+                into[..wanted].fill(0);
+                wanted
+            }
+            read => read,
+        };
+        self.at += read as u64;
+        self.left -= read as u64;
+        Ok(read)
+    }
+}
+
+/// Puts the pieces where they belong. `room` is asked before each whether there is so much.
+pub(super) fn fill(
+    file: &File,
+    from: &mut impl Read,
+    mut room: impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let size = number(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    file.set_len(size)?;
+    let mut behind = 0;
+    while let Some(at) = number(from)? {
+        let length = number(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let end = at.checked_add(length).filter(|end| at >= behind && *end <= size);
+        behind = end.ok_or(io::ErrorKind::InvalidData)?;
+        room(rounded(length))?;
+        put(file, from, at, length)?;
+    }
+    Ok(())
+}
+
+/// What so many bytes take.
+pub(super) fn rounded(length: u64) -> u64 {
+    length.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX)
+}
+
+fn put(file: &File, from: &mut impl Read, mut at: u64, length: u64) -> io::Result<()> {
+    let mut chunk = vec![0; CHUNK];
+    let mut left = length;
+    while left > 0 {
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK);
+        let piece = &mut chunk[..wanted];
+        from.read_exact(piece)?;
+        file.write_all_at(piece, at)?;
+        at += wanted as u64;
+        left -= wanted as u64;
+    }
+    Ok(())
+}
+
+/// The next number; nothing at the end.
+fn number(from: &mut impl Read) -> io::Result<Option<u64>> {
+    let mut bytes = [0; 8];
+    if from.read(&mut bytes[..1])? == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut bytes[1..])?;
+    Ok(Some(u64::from_le_bytes(bytes)))
+}

@@ -1,0 +1,196 @@
+//! A snapshot of files: an archive of each place that a sandbox may write to, made and unpacked by its
+//! agent. The same on every backend that has an agent, so each can bring back what another captured.
+//! Not of an instant: what writes while it is taken may be caught half-way.
+//!
+//! Archives come from the guest and go back to the guest; nothing here ever unpacks one on the host.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+
+use bytes::Bytes as Data;
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Admitted, BackendName, Error, ErrorCode, Feature, Parts, Result, RootMode, SandboxPath,
+    SandboxSpec, SnapshotKind, WORKSPACE_ROOT,
+};
+use stockade_launcher::PRIVATE;
+
+/// The piece in which archives travel.
+const PIECE: usize = 256 << 10;
+/// Where what is brought back waits until all of it is there.
+const STAGE: &str = ".stockade-restored";
+/// The most a snapshot may hold where nothing else bounds the disk.
+const MOST: u64 = 16 << 30;
+
+/// The places of one sandbox that a snapshot of its files holds.
+pub(crate) struct Archives {
+    backend: BackendName,
+    places: Vec<&'static str>,
+    /// Why they are not all that the sandbox writes to.
+    incomplete: Option<(String, &'static str)>,
+    /// How much one may hold.
+    most: u64,
+    /// One at a time.
+    busy: tokio::sync::Mutex<()>,
+}
+
+impl Archives {
+    pub(crate) fn new(backend: BackendName, admitted: &Admitted) -> Self {
+        let places = writable(admitted.spec());
+        let incomplete = incomplete(admitted.spec(), &places);
+        let most = admitted.limits().disk.map_or(MOST, |disk| disk.0);
+        Self { backend, places, incomplete, most, busy: tokio::sync::Mutex::default() }
+    }
+
+    /// Captures every place.
+    pub(crate) async fn take(
+        &self,
+        client: &AgentClient,
+        kind: SnapshotKind,
+        into: &Path,
+    ) -> Result<()> {
+        if kind == SnapshotKind::Full {
+            return Err(Error::unsupported("snapshot", Feature::FullSnapshot));
+        }
+        self.complete("snapshot")?;
+        let _alone = self.busy.lock().await;
+        let mut left = self.most;
+        for place in &self.places {
+            self.fetch(client, place, &into.join(part(place)), &mut left).await?;
+        }
+        Ok(())
+    }
+
+    /// Brings every place back. Nothing is removed before all of it has arrived.
+    pub(crate) async fn bring_back(&self, client: &AgentClient, from: &Parts) -> Result<()> {
+        if from.kind == SnapshotKind::Full {
+            return Err(Error::unsupported("restore", Feature::FullSnapshot));
+        }
+        self.complete("restore")?;
+        let _alone = self.busy.lock().await;
+        let staged = self.stage(client, from).await;
+        if staged.is_err() {
+            for place in &self.places {
+                let _ = client.files().remove(&self.path(place, STAGE)?).await;
+            }
+        }
+        staged?;
+        for place in &self.places {
+            self.swap(client, place).await?;
+        }
+        Ok(())
+    }
+
+    fn complete(&self, operation: &'static str) -> Result<()> {
+        let Some((reason, remedy)) = &self.incomplete else { return Ok(()) };
+        Err(Error::new(ErrorCode::Unsupported, operation, reason)
+            .backend(self.backend.clone())
+            .remedy(*remedy))
+    }
+
+    fn path(&self, place: &str, name: &str) -> Result<SandboxPath> {
+        let joined = if name.is_empty() { place.to_owned() } else { format!("{place}/{name}") };
+        let no_path = |_| self.failed("restore", format!("`{}` is no path", name.escape_debug()));
+        joined.parse().map_err(no_path)
+    }
+
+    /// Writes the archive of one place to a file.
+    async fn fetch(
+        &self,
+        client: &AgentClient,
+        place: &str,
+        file: &Path,
+        left: &mut u64,
+    ) -> Result<()> {
+        let kept = |error: std::io::Error| {
+            self.failed("snapshot", format!("it cannot be kept: {error}"))
+                .remedy("make room in the state directory")
+        };
+        let mut out = File::create_new(file).map_err(kept)?;
+        let mut archive = client.tar_out(&self.path(place, "")?).await?;
+        while let Some(piece) = archive.next().await? {
+            let Some(rest) = left.checked_sub(piece.len() as u64) else {
+                let message = "the files have more bytes than the sandbox may write to disk";
+                return Err(Error::new(ErrorCode::TooLarge, "snapshot", message)
+                    .backend(self.backend.clone())
+                    .remedy("give the sandbox a higher disk limit"));
+            };
+            *left = rest;
+            out.write_all(&piece).map_err(kept)?;
+        }
+        Ok(())
+    }
+
+    async fn stage(&self, client: &AgentClient, from: &Parts) -> Result<()> {
+        for place in &self.places {
+            let unread = |error: std::io::Error| {
+                self.failed("restore", format!("it cannot be read: {error}"))
+            };
+            let staging = self.path(place, STAGE)?;
+            client.files().remove(&staging).await?;
+            // What had no such place had nothing in it.
+            let Ok(part) = from.get(&part(place)) else {
+                client.files().make_dir(&staging).await?;
+                continue;
+            };
+            let mut file = File::open(part).map_err(unread)?;
+            let mut unpacking = client.tar_in(&staging).await?;
+            loop {
+                let mut piece = vec![0; PIECE];
+                let count = file.read(&mut piece).map_err(unread)?;
+                if count == 0 {
+                    break;
+                }
+                piece.truncate(count);
+                unpacking.write(Data::from(piece)).await?;
+            }
+            unpacking.finish().await?;
+        }
+        Ok(())
+    }
+
+    /// Puts what was staged in the place of what is there.
+    async fn swap(&self, client: &AgentClient, place: &str) -> Result<()> {
+        let files = client.files();
+        for entry in files.list(&self.path(place, "")?).await? {
+            if entry.name != STAGE {
+                files.remove(&self.path(place, &entry.name)?).await?;
+            }
+        }
+        let staging = self.path(place, STAGE)?;
+        for entry in files.list(&staging).await? {
+            let to = self.path(place, &entry.name)?;
+            files.rename(&self.path(staging.as_str(), &entry.name)?, &to).await?;
+        }
+        files.remove(&staging).await
+    }
+
+    fn failed(&self, operation: &'static str, message: String) -> Error {
+        Error::new(ErrorCode::System, operation, message).backend(self.backend.clone())
+    }
+}
+
+/// The places that a guest may write to, its workspace first.
+fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
+    let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
+    workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
+}
+
+/// What keeps the places from being all that there is.
+fn incomplete(spec: &SandboxSpec, places: &[&str]) -> Option<(String, &'static str)> {
+    if spec.root == RootMode::CopyOnWrite {
+        let reason = "what is written to a copy-on-write root cannot be captured";
+        return Some((reason.into(), "leave the root read-only"));
+    }
+    // What is behind a mount belongs to the host: it is neither captured nor replaced.
+    let inside = |target: &Path| places.iter().any(|place| target.starts_with(place));
+    let mount = spec.mounts.iter().find(|mount| inside(Path::new(mount.target.as_str())))?;
+    let reason = format!("the mount at `{}` lies where the sandbox writes", mount.target);
+    Some((reason, "mount it outside of the workspace, /tmp and the home directory"))
+}
+
+/// What the archive of a place is called.
+fn part(place: &str) -> String {
+    place.trim_start_matches('/').replace('/', "-")
+}

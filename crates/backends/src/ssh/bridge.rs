@@ -1,0 +1,133 @@
+//! The workspace's two copies and what keeps them the same. What could not be brought back, or had changed
+//! on both sides, is remembered until somebody has been told of it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use stockade_core::{Error, ErrorCode, Result};
+
+use super::link::{Link, Shared};
+use super::{NAME, lock};
+use crate::across::words::{Ask, Tell};
+
+/// The workspace's two copies.
+pub(super) struct Bridge {
+    pub link: Arc<Link>,
+    /// The caller's own directory, if the workspace is one.
+    tree: Option<Shared>,
+    /// Whether what the guest changes comes back.
+    writable: bool,
+    untold: Mutex<Untold>,
+}
+
+/// What nobody has been told of yet.
+#[derive(Default)]
+struct Untold {
+    conflicts: BTreeSet<String>,
+    /// Why the copies are not the same, and will not be any more.
+    parted: Option<Error>,
+    /// Whether an execution's end has said so.
+    told: bool,
+}
+
+impl Bridge {
+    pub fn new(link: Arc<Link>, tree: Option<Shared>, writable: bool) -> Self {
+        Self { link, tree, writable, untold: Mutex::default() }
+    }
+
+    /// The caller's own directory, if anything comes back to it.
+    fn returns(&self) -> Option<&Shared> {
+        self.tree.as_ref().filter(|_| self.writable)
+    }
+
+    fn note(&self, found: impl IntoIterator<Item = String>) {
+        lock(&self.untold).conflicts.extend(found);
+    }
+
+    /// The copies are no longer the same, and nothing more can come back.
+    pub fn part(&self, error: Error) {
+        if self.returns().is_some() {
+            lock(&self.untold).parted.get_or_insert(error);
+        }
+    }
+
+    /// Whether the copies can still be made the same.
+    pub fn together(&self) -> Result<()> {
+        lock(&self.untold).parted.clone().map_or(Ok(()), Err)
+    }
+
+    /// An execution was reported as lost: whoever asked for it knows.
+    pub fn told(&self) {
+        lock(&self.untold).told = true;
+    }
+
+    /// What nobody has been told of, once.
+    pub fn tell(&self) -> Result<()> {
+        let Untold { conflicts, parted, told } = std::mem::take(&mut *lock(&self.untold));
+        match parted.filter(|_| !told) {
+            Some(error) => {
+                let message = format!("not everything was brought back: {}", error.message());
+                Err(Error::new(error.code(), "destroy", message).backend(NAME).source(error))
+            }
+            None => named(&conflicts),
+        }
+    }
+
+    /// Waits until nobody writes to the caller's directory any more. The connection is closed.
+    pub async fn still(&self) {
+        if let Some(tree) = self.tree.clone() {
+            let _ = tokio::task::spawn_blocking(move || drop(lock(&tree))).await;
+        }
+    }
+
+    /// Asks, and takes the guest's changes over.
+    pub async fn ask(&self, operation: &'static str, ask: &Ask) -> Result<Tell> {
+        let turn = self.link.turn().await;
+        let (tell, taken) = turn.ask(operation, ask, self.returns()).await?;
+        match taken {
+            Ok(conflicts) => self.note(conflicts.into_iter().map(|conflict| conflict.path)),
+            // The other side takes it for done, and would not send it again.
+            Err(error) => self.part(error),
+        }
+        Ok(tell)
+    }
+
+    /// Sends what has changed here meanwhile.
+    pub async fn push(&self) -> Result<()> {
+        self.together()?;
+        let Some(tree) = &self.tree else { return Ok(()) };
+        let mut turn = self.link.turn().await;
+        if !turn.tree(tree).await? {
+            return Ok(());
+        }
+        let (tell, _) = turn.ask("copy the workspace", &Ask::Push, None).await?;
+        match tell {
+            // What had changed there too comes back with the next command, and stays as it is here.
+            Tell::Done { conflicts } => self.note(lock(tree).agreed(&conflicts)),
+            Tell::Judged(_) | Tell::Failed(_) | Tell::Kill { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Takes over what has changed there.
+    pub async fn pull(&self) -> Result<()> {
+        if self.returns().is_none() {
+            return Ok(());
+        }
+        self.ask("copy the workspace", &Ask::Pull).await?;
+        self.together()
+    }
+}
+
+fn named(conflicts: &BTreeSet<String>) -> Result<()> {
+    if conflicts.is_empty() {
+        return Ok(());
+    }
+    let named: Vec<_> = conflicts.iter().take(10).map(|path| format!("`{path}`")).collect();
+    let more = if conflicts.len() > named.len() { " and others" } else { "" };
+    let message =
+        format!("changed here and in the sandbox, and left as here: {}{more}", named.join(", "));
+    Err(Error::new(ErrorCode::Denied, "destroy", message)
+        .backend(NAME)
+        .remedy("do not change files that a sandbox on another host works on"))
+}

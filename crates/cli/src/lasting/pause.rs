@@ -1,0 +1,53 @@
+//! `stockade pause` and `stockade resume`: sandboxes that stand still, and go on.
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{Result, SandboxId};
+
+use super::fault::out_of_turn;
+use super::message::{Reply, Request};
+use super::place::Place;
+use crate::config::Settings;
+use crate::printer::Printer;
+
+/// Which.
+#[derive(Debug, Args)]
+pub struct PauseArgs {
+    /// The sandboxes.
+    #[arg(value_name = "SANDBOX", required = true)]
+    ids: Vec<SandboxId>,
+}
+
+/// Stops everything in them where it is.
+pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
+    each(args, "pause", &Request::Pause, printer).await?;
+    if printer.is_json() {
+        printer.json(&json!({ "paused": args.ids }));
+    }
+    Ok(0)
+}
+
+/// Lets it go on.
+pub async fn resume(args: &PauseArgs, printer: &Printer) -> Result<i32> {
+    each(args, "resume", &Request::Resume, printer).await?;
+    if printer.is_json() {
+        printer.json(&json!({ "resumed": args.ids }));
+    }
+    Ok(0)
+}
+
+async fn each(
+    args: &PauseArgs,
+    operation: &'static str,
+    request: &Request,
+    printer: &Printer,
+) -> Result<()> {
+    let place = Place::open(&Settings::load(None, printer)?)?;
+    for id in &args.ids {
+        let mut connection = place.reach(id, operation).await?;
+        let (Reply::Done, _) = connection.ask(request).await? else {
+            return Err(out_of_turn(operation));
+        };
+    }
+    Ok(())
+}

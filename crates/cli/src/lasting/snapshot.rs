@@ -1,0 +1,245 @@
+//! `stockade snapshot`: captures the state of a sandbox, keeps it, carries it, brings it back.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId, SnapshotId, SnapshotKind};
+use stockade_engine::{Snapshot, Snapshots, StateDir};
+
+use super::fault::out_of_turn;
+use super::message::{Reply, Request};
+use super::place::Place;
+use crate::config::Settings;
+use crate::printer::Printer;
+use crate::table::{Cell, Table};
+
+const SNAPSHOT: &str = "snapshot";
+/// The file that stands for standard input or output.
+const STREAM: &str = "-";
+
+/// What to do with captured states.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    #[command(subcommand)]
+    verb: SnapshotVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum SnapshotVerb {
+    /// Capture the state of a sandbox, which goes on meanwhile, and print the snapshot's id.
+    Take {
+        /// The sandbox.
+        #[arg(value_name = "SANDBOX")]
+        sandbox: SandboxId,
+        /// Capture its memory too, where its backend can.
+        #[arg(long)]
+        full: bool,
+    },
+    /// Bring a captured state back into a sandbox that lives on.
+    Restore {
+        /// The sandbox.
+        #[arg(value_name = "SANDBOX")]
+        sandbox: SandboxId,
+        /// What to bring back.
+        #[arg(value_name = "SNAPSHOT")]
+        snapshot: SnapshotId,
+    },
+    /// List the snapshots there are.
+    Ls {
+        /// Print ids only.
+        #[arg(short, long)]
+        quiet: bool,
+    },
+    /// Remove snapshots. Sandboxes that were made from them live on.
+    Rm {
+        /// The snapshots.
+        #[arg(value_name = "SNAPSHOT", required = true)]
+        snapshots: Vec<SnapshotId>,
+    },
+    /// Write a snapshot as one file that can be carried elsewhere.
+    Export {
+        /// The snapshot.
+        #[arg(value_name = "SNAPSHOT")]
+        snapshot: SnapshotId,
+        /// The file to write, which must not exist; `-` for standard output.
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Read a snapshot that was exported, and print its id.
+    Import {
+        /// The file; `-` for standard input.
+        #[arg(value_name = "FILE")]
+        input: PathBuf,
+        /// Refuse one that holds more than this.
+        #[arg(long, value_name = "SIZE", default_value = "64g")]
+        max_size: Bytes,
+    },
+}
+
+/// Does it.
+pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    match args.verb {
+        SnapshotVerb::Take { sandbox, full } => {
+            let kind = if full { SnapshotKind::Full } else { SnapshotKind::Files };
+            let taken = take(&Place::open(&settings)?, &sandbox, kind, printer).await?;
+            told(&taken, printer);
+        }
+        SnapshotVerb::Restore { sandbox, snapshot } => {
+            restore(&Place::open(&settings)?, &sandbox, snapshot, printer).await?;
+        }
+        SnapshotVerb::Ls { quiet } => list(&store(&settings)?, quiet, printer)?,
+        SnapshotVerb::Rm { snapshots } => remove(&store(&settings)?, &snapshots, printer)?,
+        SnapshotVerb::Export { snapshot, output } => {
+            export(&store(&settings)?, &snapshot, &output)?;
+        }
+        SnapshotVerb::Import { input, max_size } => {
+            told(&import(&store(&settings)?, &input, max_size)?, printer);
+        }
+    }
+    Ok(0)
+}
+
+/// The snapshots of this user.
+pub fn store(settings: &Settings) -> Result<Snapshots> {
+    Snapshots::open(&StateDir::open(settings.state_dir()?)?)
+}
+
+/// Has a supervisor capture its sandbox.
+pub async fn take(
+    place: &Place,
+    sandbox: &SandboxId,
+    kind: SnapshotKind,
+    printer: &Printer,
+) -> Result<Snapshot> {
+    let mut connection = place.reach(sandbox, SNAPSHOT).await?;
+    let request = Request::Snapshot { kind };
+    let asking = connection.ask(&request);
+    match printer.patiently("capturing the sandbox", asking).await? {
+        (Reply::Snapshot(snapshot), _) => Ok(*snapshot),
+        _ => Err(out_of_turn(SNAPSHOT)),
+    }
+}
+
+async fn restore(
+    place: &Place,
+    sandbox: &SandboxId,
+    snapshot: SnapshotId,
+    printer: &Printer,
+) -> Result<()> {
+    let mut connection = place.reach(sandbox, SNAPSHOT).await?;
+    let request = Request::Restore { snapshot };
+    let asking = connection.ask(&request);
+    match printer.patiently("bringing it back", asking).await? {
+        (Reply::Done, _) => Ok(()),
+        _ => Err(out_of_turn(SNAPSHOT)),
+    }
+}
+
+fn told(snapshot: &Snapshot, printer: &Printer) {
+    if printer.is_json() {
+        printer.json(&json!({ "snapshot": snapshot }));
+    } else {
+        printer.data(&format!("{}\n", snapshot.id));
+    }
+}
+
+fn list(store: &Snapshots, quiet: bool, printer: &Printer) -> Result<()> {
+    let listing = store.list()?;
+    if printer.is_json() {
+        let damaged: Vec<_> = listing
+            .damaged
+            .iter()
+            .map(|(name, error)| json!({ "name": name, "problem": error.to_string() }))
+            .collect();
+        printer.json(&json!({ "snapshots": listing.snapshots, "damaged": damaged }));
+        return Ok(());
+    }
+    if quiet {
+        let ids = listing.snapshots.iter().map(|snapshot| format!("{}\n", snapshot.id));
+        printer.data(&ids.collect::<String>());
+    } else {
+        show(&listing.snapshots, printer);
+    }
+    for (name, error) in &listing.damaged {
+        printer.note(&format!("{name}: {error}"));
+    }
+    Ok(())
+}
+
+fn show(snapshots: &[Snapshot], printer: &Printer) {
+    if snapshots.is_empty() {
+        printer.note("there are no snapshots");
+        return;
+    }
+    let mut table = Table::new(["SNAPSHOT", "KIND", "BACKEND", "SIZE", "TAKEN"]);
+    for snapshot in snapshots {
+        let kind = match snapshot.kind {
+            SnapshotKind::Files => "files",
+            SnapshotKind::Full => "full",
+        };
+        let taken = String::from(snapshot.taken);
+        table.row([
+            Cell::plain(snapshot.id.as_str()),
+            Cell::plain(kind),
+            Cell::plain(snapshot.backend.as_str()),
+            Cell::plain(snapshot.size().to_string()),
+            Cell::plain(taken),
+        ]);
+    }
+    printer.data(&table.render(printer));
+}
+
+fn remove(store: &Snapshots, snapshots: &[SnapshotId], printer: &Printer) -> Result<()> {
+    for snapshot in snapshots {
+        store.remove(snapshot)?;
+    }
+    if printer.is_json() {
+        printer.json(&json!({ "removed": snapshots }));
+    }
+    Ok(())
+}
+
+fn export(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()> {
+    let snapshot = store.get(snapshot)?;
+    if output == Path::new(STREAM) {
+        let mut out = io::stdout().lock();
+        if out.is_terminal() {
+            let message = "a snapshot is not for a terminal";
+            return Err(Error::new(ErrorCode::Invalid, "export", message)
+                .remedy("name a file with -o FILE, or send it through a pipe"));
+        }
+        return store.export(&snapshot, &mut out);
+    }
+    let unwritable = |error| {
+        let message = format!("`{}` cannot be written", output.display());
+        Error::new(ErrorCode::Invalid, "export", message)
+            .remedy("name a file that does not exist yet, in a directory with room")
+            .source(error)
+    };
+    let mut out = io::BufWriter::new(File::create_new(output).map_err(unwritable)?);
+    let written = store
+        .export(&snapshot, &mut out)
+        .and_then(|()| out.flush().and_then(|()| out.get_ref().sync_all()).map_err(unwritable));
+    if written.is_err() {
+        // Half a snapshot is of no use to anybody.
+        let _ = std::fs::remove_file(output);
+    }
+    written
+}
+
+fn import(store: &Snapshots, input: &Path, most: Bytes) -> Result<Snapshot> {
+    if input == Path::new(STREAM) {
+        return store.import(&mut io::stdin().lock(), most);
+    }
+    let mut file = File::open(input).map_err(|error| {
+        Error::new(ErrorCode::NotFound, "import", format!("`{}` cannot be read", input.display()))
+            .remedy("name a file that `stockade snapshot export` has written")
+            .source(error)
+    })?;
+    let file: &mut dyn Read = &mut file;
+    store.import(file, most)
+}

@@ -1,0 +1,190 @@
+//! Captured states: taken of a live sandbox, brought back in place, and made into further sandboxes.
+//! Each runs to its end in a task of its own, whether or not its caller waits.
+
+use std::sync::Arc;
+
+use stockade_core::{
+    BackendChoice, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxSpec, SnapshotId,
+    SnapshotKind, Workspace,
+};
+
+use crate::engine::{Engine, Inner};
+use crate::journal::Event;
+use crate::sandboxes::{CAPTURE, Live, Order, Origin, in_a_task, too_slow};
+use crate::snapshots::{Snapshot, Snapshots};
+
+/// More at once would only wait for each other.
+const AT_ONCE: usize = 8;
+/// More than anybody forks by intention.
+const MOST_CLONES: usize = 1000;
+
+impl Engine {
+    /// The stored snapshots of every engine that shares this state directory.
+    pub fn snapshots(&self) -> &Snapshots {
+        &self.inner.snapshots
+    }
+
+    /// Captures the state of a live sandbox, which goes on meanwhile, and stores it.
+    pub async fn snapshot(&self, id: &SandboxId, kind: SnapshotKind) -> Result<Snapshot> {
+        let live = self.inner.live(id)?;
+        let inner = Arc::clone(&self.inner);
+        in_a_task(async move { inner.capture(&live, kind).await }).await
+    }
+
+    /// Brings a captured state back into a live sandbox of the same kind.
+    pub async fn restore(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
+        let live = self.inner.live(id)?;
+        let stored = self.inner.snapshots.get(snapshot)?;
+        same_backend(&stored, live.order.admitted.backend().as_str())?;
+        let inner = Arc::clone(&self.inner);
+        in_a_task(async move {
+            let parts = inner.checked(&stored).await?;
+            let sandbox = live.sandbox.id().clone();
+            inner.record(Event::Restored { sandbox, snapshot: stored.id }).await?;
+            let restored = tokio::time::timeout(CAPTURE, live.sandbox.restore(&parts)).await;
+            restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))
+        })
+        .await
+    }
+
+    /// Builds a sandbox that starts with a captured state. What the spec leaves to automatic choice is
+    /// taken from where the state was captured.
+    pub async fn create_from(
+        &self,
+        snapshot: &SnapshotId,
+        mut spec: SandboxSpec,
+    ) -> Result<SandboxId> {
+        let stored = self.inner.snapshots.get(snapshot)?;
+        if spec.backend == BackendChoice::Auto {
+            spec.backend = BackendChoice::Named(stored.backend.clone());
+        }
+        if let BackendChoice::Named(name) = &spec.backend {
+            same_backend(&stored, name.as_str())?;
+        }
+        stored.fits_this_host()?;
+        let order = self.inner.admit(&spec, None).await?;
+        let parts = self.inner.checked(&stored).await?;
+        let from = Some(Origin { snapshot: stored.id, parts: Arc::new(parts) });
+        self.inner.clone().create_live(Order { from, ..order }).await
+    }
+
+    /// Makes this many copies of a live sandbox, memory and all where its backend can. Each has a
+    /// workspace of its own with the same content; the one that is copied goes on. All or none.
+    pub async fn fork(&self, id: &SandboxId, count: usize) -> Result<Vec<SandboxId>> {
+        if !(1..=MOST_CLONES).contains(&count) {
+            let message = format!("between 1 and {MOST_CLONES} copies can be made, not {count}");
+            return Err(Error::new(ErrorCode::Invalid, "fork", message));
+        }
+        let live = self.inner.live(id)?;
+        let spec = spec_of_a_copy(live.order.admitted.spec());
+        let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
+        in_a_task(async move {
+            let snapshot = engine.inner.capture(&live, engine.inner.fullest(&of).await).await?;
+            let copies = engine.copies(&snapshot.id, &spec, count).await;
+            let removed = engine.inner.snapshots.remove(&snapshot.id);
+            let copies = copies?;
+            removed.map(|()| copies)
+        })
+        .await
+    }
+
+    async fn copies(
+        &self,
+        snapshot: &SnapshotId,
+        spec: &SandboxSpec,
+        count: usize,
+    ) -> Result<Vec<SandboxId>> {
+        let (mut made, mut failed) = (Vec::new(), None);
+        let mut making = tokio::task::JoinSet::new();
+        let mut begun = 0;
+        while failed.is_none() && made.len() < count {
+            while begun < count && making.len() < AT_ONCE {
+                let (engine, snapshot, spec) = (self.clone(), snapshot.clone(), spec.clone());
+                making.spawn(async move { engine.create_from(&snapshot, spec).await });
+                begun += 1;
+            }
+            note(making.join_next().await, &mut made, &mut failed);
+        }
+        while let Some(last) = making.join_next().await {
+            note(Some(last), &mut made, &mut failed);
+        }
+        let Some(error) = failed else { return Ok(made) };
+        for id in made {
+            self.destroy(&id).await?;
+        }
+        Err(error)
+    }
+}
+
+type Made = Result<Result<SandboxId>, tokio::task::JoinError>;
+
+fn note(one: Option<Made>, made: &mut Vec<SandboxId>, failed: &mut Option<Error>) {
+    match one {
+        Some(Ok(Ok(id))) => made.push(id),
+        Some(Ok(Err(error))) => *failed = Some(error),
+        Some(Err(_)) | None => {
+            *failed = Some(Error::new(ErrorCode::System, "fork", "a copy was not finished"));
+        }
+    }
+}
+
+impl Inner {
+    async fn capture(&self, live: &Live, kind: SnapshotKind) -> Result<Snapshot> {
+        let store = Arc::clone(&self.snapshots);
+        let draft = store.draft()?;
+        let captured =
+            tokio::time::timeout(CAPTURE, live.sandbox.snapshot(kind, &draft.parts())).await;
+        captured.unwrap_or_else(|_| Err(too_slow("snapshot", live.order.backend.as_ref())))?;
+        let admitted = &live.order.admitted;
+        let walls = (admitted.backend().clone(), admitted.boundary());
+        let spec = admitted.spec().clone();
+        let stored = blocking(move || store.store(&draft, kind, walls, &spec)).await?;
+        let sandbox = live.sandbox.id().clone();
+        let snapshot = stored.id.clone();
+        self.record(Event::Captured { sandbox, snapshot, what: kind }).await?;
+        Ok(stored)
+    }
+
+    /// The parts of a snapshot, each byte of which was found right.
+    async fn checked(&self, snapshot: &Snapshot) -> Result<Parts> {
+        let (store, snapshot) = (Arc::clone(&self.snapshots), snapshot.clone());
+        blocking(move || store.parts(&snapshot)).await
+    }
+
+    async fn fullest(&self, backend: &stockade_core::BackendName) -> SnapshotKind {
+        let measured = self.registry.capabilities(backend).await;
+        let full = measured.is_some_and(|it| it.has(Feature::FullSnapshot));
+        if full { SnapshotKind::Full } else { SnapshotKind::Files }
+    }
+}
+
+/// Work on files that may take a while.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|join| {
+        Err(Error::new(ErrorCode::System, "snapshot", "the work on files ended").source(join))
+    })
+}
+
+/// Files are the same everywhere; memory is not.
+fn same_backend(snapshot: &Snapshot, backend: &str) -> Result<()> {
+    if snapshot.kind == SnapshotKind::Files || snapshot.backend.as_str() == backend {
+        return Ok(());
+    }
+    let message = format!(
+        "the memory in it was captured by backend `{}`; `{backend}` cannot continue it",
+        snapshot.backend
+    );
+    Err(Error::new(ErrorCode::Unsupported, "restore", message)
+        .remedy(format!("use backend `{}`", snapshot.backend)))
+}
+
+/// What can be written to is not shared with the one that is copied.
+fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
+    let mut copy = spec.clone();
+    if !spec.read_only {
+        copy.workspace = Workspace::Ephemeral;
+    }
+    copy
+}

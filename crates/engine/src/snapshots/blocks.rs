@@ -1,0 +1,126 @@
+//! A part of a snapshot as blocks, of which those that are zero do not count: memory is mostly empty,
+//! and what was never touched must cost nothing to digest, to keep or to carry.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use crate::journal::Digest;
+
+/// The size of every block but the last.
+pub(super) const BLOCK: u64 = 64 << 10;
+
+/// What a part is, block by block. Two parts with the same digest hold the same bytes, whichever of
+/// their zeros are holes.
+pub(super) struct Digester(Sha256);
+
+impl Digester {
+    pub(super) fn new(size: u64) -> Self {
+        Self(Sha256::new_with_prefix(size.to_le_bytes()))
+    }
+
+    pub(super) fn block(&mut self, index: u64, data: &[u8]) {
+        self.0.update(index.to_le_bytes());
+        self.0.update(data);
+    }
+
+    pub(super) fn finish(self) -> Digest {
+        Digest::from(<[u8; 32]>::from(self.0.finalize()))
+    }
+}
+
+/// The length of a block of a part of this size.
+pub(super) fn length(size: u64, index: u64) -> Option<usize> {
+    let rest = size.checked_sub(index.checked_mul(BLOCK)?)?;
+    usize::try_from(rest.min(BLOCK)).ok().filter(|length| *length > 0)
+}
+
+/// Calls with each block that is not zero, in order.
+pub(super) fn each(
+    file: &File,
+    size: u64,
+    mut call: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BLOCK as usize];
+    let mut at = 0;
+    while let Some(data) = next_data(file, at)?.filter(|data| *data < size) {
+        let index = data / BLOCK;
+        let Some(length) = length(size, index) else { break };
+        let block = &mut buffer[..length];
+        file.read_exact_at(block, index * BLOCK)?;
+        if !is_zero(block) {
+            call(index, block)?;
+        }
+        at = (index + 1) * BLOCK;
+    }
+    Ok(())
+}
+
+fn is_zero(block: &[u8]) -> bool {
+    let words = block.chunks_exact(16);
+    words.remainder().iter().all(|byte| *byte == 0) && words.into_iter().all(|word| word == [0; 16])
+}
+
+/// Where the next byte lies that is not in a hole.
+fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
+    match seek(file, SeekFrom::Data(at)) {
+        Ok(data) => Ok(Some(data)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The digest of a whole file.
+pub(super) fn digest(file: &File, size: u64) -> io::Result<Digest> {
+    let mut digester = Digester::new(size);
+    each(file, size, |index, block| {
+        digester.block(index, block);
+        Ok(())
+    })?;
+    Ok(digester.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(size: u64, writes: &[(u64, &[u8])]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(size).unwrap();
+        for (at, data) in writes {
+            file.write_all_at(data, *at).unwrap();
+        }
+        file
+    }
+
+    #[test]
+    fn zeros_count_the_same_whether_they_are_a_hole_or_not() {
+        let size = 5 * BLOCK + 100;
+        let hole = file(size, &[(BLOCK + 7, b"data"), (size - 1, b"x")]);
+        let zeros = vec![0; BLOCK as usize];
+        let filled = file(size, &[(3 * BLOCK, &zeros), (BLOCK + 7, b"data"), (size - 1, b"x")]);
+        assert_eq!(digest(&hole, size).unwrap(), digest(&filled, size).unwrap());
+    }
+
+    #[test]
+    fn a_byte_its_place_and_the_length_all_count() {
+        let base = digest(&file(3 * BLOCK, &[(BLOCK, b"a")]), 3 * BLOCK).unwrap();
+        let others = [
+            (3 * BLOCK, BLOCK, b"b"),
+            (3 * BLOCK, BLOCK + 1, b"a"),
+            (3 * BLOCK, 2 * BLOCK, b"a"),
+            (3 * BLOCK + 1, BLOCK, b"a"),
+        ];
+        for (size, at, data) in others {
+            assert_ne!(digest(&file(size, &[(at, data)]), size).unwrap(), base);
+        }
+        assert_eq!(length(0, 0), None);
+        assert_eq!(length(BLOCK + 1, 1), Some(1));
+        assert_eq!(length(BLOCK, 1), None);
+        assert_eq!(length(u64::MAX, u64::MAX), None);
+    }
+}

@@ -1,0 +1,185 @@
+//! What a snapshot says about itself. Holds no environment, so that no secret can get into it (C-41).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use stockade_core::{
+    BackendChoice, BackendName, Boundary, Bytes, Error, ErrorCode, Result, SandboxSpec, SnapshotId,
+    SnapshotKind,
+};
+
+use crate::journal::{Digest, Timestamp};
+
+/// The one this version writes, and the newest it reads.
+pub(super) const FORMAT: u32 = 1;
+/// More than any manifest needs.
+pub(super) const MAX_MANIFEST: usize = 1 << 20;
+/// More than any backend makes.
+const MAX_PARTS: usize = 64;
+const MAX_PART_NAME: usize = 64;
+/// A hash as it is written, and the newline after it.
+const SEAL: usize = 65;
+
+/// A stored snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Snapshot {
+    /// The version of this format.
+    pub format: u32,
+    /// Its id.
+    pub id: SnapshotId,
+    /// What was captured.
+    pub kind: SnapshotKind,
+    /// Which backend captured it.
+    pub backend: BackendName,
+    /// The walls that it was captured behind.
+    pub boundary: Boundary,
+    /// The processor that it was captured on.
+    pub architecture: String,
+    /// What that processor has, where programs in it may have come to rely on that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processor: Vec<String>,
+    /// When.
+    pub taken: Timestamp,
+    /// What the sandbox was asked to be, without its environment.
+    pub spec: SandboxSpec,
+    /// Its files.
+    pub parts: BTreeMap<String, Part>,
+}
+
+/// One file of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Part {
+    /// How long it is, with all that is empty.
+    pub size: Bytes,
+    /// What it holds.
+    pub digest: Digest,
+}
+
+#[derive(Deserialize)]
+struct OnlyFormat {
+    format: u32,
+}
+
+impl Snapshot {
+    /// What is to be said about a state that was just captured.
+    pub(super) fn of(
+        id: SnapshotId,
+        kind: SnapshotKind,
+        walls: (BackendName, Boundary),
+        spec: &SandboxSpec,
+        parts: BTreeMap<String, Part>,
+    ) -> Self {
+        let (backend, boundary) = walls;
+        let mut spec = spec.clone();
+        spec.env.clear();
+        spec.backend = BackendChoice::Named(backend.clone());
+        let processor = match kind {
+            SnapshotKind::Files => Vec::new(),
+            SnapshotKind::Full => processor(),
+        };
+        let architecture = std::env::consts::ARCH.to_owned();
+        let (format, taken) = (FORMAT, Timestamp::now());
+        Self { format, id, kind, backend, boundary, architecture, processor, taken, spec, parts }
+    }
+
+    /// How much it holds, with all that is empty.
+    pub fn size(&self) -> Bytes {
+        Bytes(self.parts.values().fold(0, |sum, part| sum.saturating_add(part.size.0)))
+    }
+
+    /// The manifest as it is kept: a hash over every byte that follows it.
+    pub(super) fn seal(&self) -> Result<Vec<u8>> {
+        let json = serde_json::to_vec(self)
+            .map_err(|error| damaged("it cannot be written").source(error))?;
+        let mut sealed = format!("{}\n", hash(&json)).into_bytes();
+        sealed.extend(json);
+        match sealed.len() <= MAX_MANIFEST {
+            true => Ok(sealed),
+            false => Err(damaged("it says more than it may")),
+        }
+    }
+
+    /// What a sealed manifest says, if it is whole and this version can read it.
+    pub(super) fn unseal(sealed: &[u8]) -> Result<Self> {
+        let (seal, json) =
+            sealed.split_at_checked(SEAL).ok_or_else(|| damaged("its manifest is cut off"))?;
+        if seal != format!("{}\n", hash(json)).as_bytes() {
+            return Err(damaged("its manifest was changed or is cut off"));
+        }
+        let unreadable = |error| damaged("its manifest cannot be read").source(error);
+        let OnlyFormat { format } = serde_json::from_slice(json).map_err(unreadable)?;
+        if format > FORMAT {
+            let message = format!("it has format {format}; this version reads up to {FORMAT}");
+            return Err(Error::new(ErrorCode::Unsupported, "read a snapshot", message)
+                .remedy("use a newer version of Stockade"));
+        }
+        let snapshot: Self = serde_json::from_slice(json).map_err(unreadable)?;
+        snapshot.check()?;
+        Ok(snapshot)
+    }
+
+    /// A hash proves that nothing changed on the way, not that whoever made it meant well.
+    fn check(&self) -> Result<()> {
+        let named = |name: &String| is_part_name(name);
+        if self.parts.len() > MAX_PARTS || !self.parts.keys().all(named) {
+            return Err(damaged("its parts are not named as parts are"));
+        }
+        if !self.spec.env.is_empty() {
+            return Err(damaged("it carries an environment"));
+        }
+        Ok(())
+    }
+
+    /// Whether this host can bring it back.
+    pub fn fits_this_host(&self) -> Result<()> {
+        let unfit = |message: String| {
+            Error::new(ErrorCode::Unsupported, "restore", message)
+                .remedy("bring it back on a host like the one it was taken on")
+        };
+        let here = std::env::consts::ARCH;
+        if self.architecture != here {
+            let message = format!("it was taken on `{}`, and this is `{here}`", self.architecture);
+            return Err(unfit(message));
+        }
+        let have = processor();
+        let missing: Vec<_> =
+            self.processor.iter().filter(|feature| !have.contains(feature)).cloned().collect();
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(unfit(format!("this processor lacks {}", missing.join(", ")))),
+        }
+    }
+}
+
+/// Whether a backend may call a part so.
+pub(super) fn is_part_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !name.is_empty() && name.len() <= MAX_PART_NAME && name.bytes().all(allowed)
+}
+
+/// What the processor has, as its kernel tells.
+fn processor() -> Vec<String> {
+    let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = told.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
+    let mut flags: Vec<String> =
+        flags.map_or_else(Vec::new, |(_, list)| list.split_whitespace().map(Into::into).collect());
+    flags.sort_unstable();
+    flags
+}
+
+fn hash(bytes: &[u8]) -> Digest {
+    Digest::from(<[u8; 32]>::from(Sha256::digest(bytes)))
+}
+
+/// It is not what somebody once captured.
+pub(super) fn damaged(what: impl Into<String>) -> Error {
+    Error::new(
+        ErrorCode::Invalid,
+        "read a snapshot",
+        format!("the snapshot is damaged: {}", what.into()),
+    )
+    .remedy("take it, export it or import it again")
+}
