@@ -198,6 +198,8 @@ impl Drop for Engine {
         let _ = self.child.wait();
         end_helpers(self.home.path());
         unmount_below(self.home.path());
+        // Images hold directories that not even their owner may empty.
+        let _ = Command::new("chmod").args(["-R", "u+rwX"]).arg(self.home.path()).status();
     }
 }
 
