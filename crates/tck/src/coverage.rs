@@ -26,13 +26,10 @@ pub struct FeatureCoverage {
 }
 
 /// Features that no case can judge yet, and why.
-pub const NOT_JUDGED: &[(Feature, &str)] = &[
-    (
-        Feature::EgressAllowlist,
-        "no backend lets traffic out yet; its cases come with the first that does",
-    ),
-    (Feature::OciImage, "no backend takes one yet; its cases come with the first that does"),
-];
+pub const NOT_JUDGED: &[(Feature, &str)] = &[(
+    Feature::EgressAllowlist,
+    "no backend lets traffic out yet; its cases come with the first that does",
+)];
 
 /// What is covered by what.
 pub fn coverage() -> Coverage {

@@ -8,6 +8,7 @@
 //! The kit is itself tested: on the [`control`] backend, which has no walls, every case about walls has
 //! to fail; and each of the [`saboteurs`], broken in one way, has to be caught by the right case.
 
+mod archive;
 mod case;
 pub mod cases;
 pub mod contract;
@@ -25,6 +26,7 @@ pub mod simulated;
 mod subject;
 mod witness;
 
+pub use archive::write_image;
 pub use case::{Case, Stop, Verdict};
 pub use coverage::{Coverage, FeatureCoverage, NOT_JUDGED, coverage};
 pub use engine_process::{Failure as EngineFailure, churn_engine, serve_engine};

@@ -38,8 +38,8 @@ impl HostObserver {
         found.extend(mounts(needles));
         found.extend(sockets(needles));
         names(Path::new("/sys/fs/cgroup"), needles, DEPTH, &mut found);
-        for directory in &self.directories {
-            names(directory, needles, DEPTH, &mut found);
+        for directory in self.directories.iter().cloned().chain(private_places()) {
+            names(&directory, needles, DEPTH, &mut found);
         }
         found
     }
@@ -53,6 +53,20 @@ impl Observer for HostObserver {
     fn marked(&self, mark: &str) -> Vec<String> {
         self.search(&[mark])
     }
+}
+
+/// Where backends keep private directories of this user's sandboxes, whatever TMPDIR says.
+fn private_places() -> impl Iterator<Item = PathBuf> {
+    let own = format!("stockade-{}", rustix::process::geteuid().as_raw());
+    let entries =
+        ["/var/tmp", "/tmp"].into_iter().flat_map(|shared| fs::read_dir(shared).into_iter());
+    let is_own = move |name: &str| {
+        name.strip_prefix(own.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let named = entries.flatten().flatten();
+    named
+        .filter(move |entry| entry.file_name().to_str().is_some_and(&is_own))
+        .map(|entry| entry.path())
 }
 
 fn holds(haystack: &[u8], needles: &[&str]) -> bool {

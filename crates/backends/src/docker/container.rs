@@ -30,10 +30,15 @@ use crate::linux::site::DEADLINE;
 /// How often the engine is asked whether a container is gone.
 const POLL: Duration = Duration::from_millis(20);
 
+/// How long its helpers may take to end by themselves.
+const GRACE: Duration = Duration::from_secs(5);
+
 #[derive(Clone)]
 pub(super) struct Container {
     api: Api,
     name: String,
+    /// By which the engine and its runtime know it.
+    pub hash: String,
 }
 
 /// Both directions of the agent's pipe.
@@ -55,8 +60,8 @@ impl Container {
         let name = plan::name(id);
         let options = CreateContainerOptions { name: Some(name.clone()), ..Default::default() };
         let made = api.create_container(Some(options), body).await;
-        made.map_err(|error| failed("create", &error))?;
-        Ok(Self { api: api.clone(), name })
+        let hash = made.map_err(|error| failed("create", &error))?.id;
+        Ok(Self { api: api.clone(), name, hash })
     }
 
     /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
@@ -173,14 +178,15 @@ pub(super) async fn remove(api: &Api, id: &SandboxId) -> Result<()> {
     let deadline = tokio::time::Instant::now() + DEADLINE;
     loop {
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
-        let error = match api.remove_container(&name, Some(options)).await {
-            Ok(()) => continue,
+        // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
+        // the engine then says that it is at it.
+        match api.remove_container(&name, Some(options)).await {
+            Ok(()) => {}
             Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) => error,
-        };
-        // Ending by itself and being removed may meet: the engine then says that it is at it.
-        if !is_underway(&error) && !is_busy(&error) {
-            return Err(failed("destroy", &error));
+            Err(error) if is_underway(&error) => {}
+            // A runtime may be unable to end what is paused.
+            Err(error) if is_busy(&error) => drop(api.unpause_container(&name).await),
+            Err(error) => return Err(failed("destroy", &error)),
         }
         if tokio::time::Instant::now() > deadline {
             return Err(left_behind(&NAME, id, "the engine does not remove its container"));
@@ -204,15 +210,27 @@ pub(super) async fn ended(running: &Running) -> Result<()> {
 }
 
 /// Waits until the engine's own helpers for this container are gone, which some leave running a little
-/// longer. They have its name among their arguments.
-pub(super) async fn attended_no_more(id: &SandboxId) -> Result<()> {
+/// longer. They have its name among their arguments, or in one of them what the engine calls it; a
+/// runtime that failed half-way may even be forgotten by its engine, and is ended.
+pub(super) async fn attended_no_more(id: &SandboxId, hash: Option<&str>) -> Result<()> {
     let name = plan::name(id);
-    let deadline = tokio::time::Instant::now() + DEADLINE;
-    while find::has_argument(&name) {
-        if tokio::time::Instant::now() > deadline {
+    let meant = |part: &[u8]| {
+        let holds = |hash: &str| part.windows(hash.len()).any(|window| window == hash.as_bytes());
+        part == name.as_bytes() || hash.is_some_and(holds)
+    };
+    let begun = tokio::time::Instant::now();
+    loop {
+        let left = find::with_argument(meant);
+        if left.is_empty() {
+            return Ok(());
+        }
+        if begun.elapsed() > DEADLINE {
             return Err(left_behind(&NAME, id, "the engine's helper for it does not end"));
+        }
+        if begun.elapsed() > GRACE {
+            let still = |pid: i32| find::with_argument(meant).contains(&pid);
+            left.iter().for_each(|pid| drop(find::kill_if(*pid, still)));
         }
         tokio::time::sleep(POLL).await;
     }
-    Ok(())
 }

@@ -1,10 +1,14 @@
 //! Images: the engine's own by name, and those made from what lies on this host, which are made once
 //! and kept under a name that tells their content.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bollard::query_parameters::{CreateImageOptions, ImportImageOptions, TagImageOptions};
+use bollard::models::ImageSummary;
+use bollard::query_parameters::{
+    CreateImageOptions, ImportImageOptions, ListImagesOptions, RemoveImageOptions, TagImageOptions,
+};
 use bollard::{Docker as Api, body_try_stream};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
@@ -18,6 +22,10 @@ use super::{NAME, Progress, failed, plan, tree};
 
 /// Nothing at all from the engine for this long: it will not come.
 const STALLED: Duration = Duration::from_secs(120);
+
+/// How old an image made of a directory may get, and how many are removed at once.
+const OLD_SECONDS: i64 = 30 * 24 * 60 * 60;
+const MOST_PRUNED: usize = 16;
 
 /// Where images made of this host's files are kept.
 const KEPT: &str = "localhost/stockade";
@@ -38,7 +46,7 @@ pub(super) async fn ready(
     let spec = admitted.spec();
     match &spec.image {
         Wanted::Host => host(&engine.api, plan::user(spec, engine)?).await,
-        Wanted::Directory(path) => directory(&engine.api, path).await.map(alone),
+        Wanted::Directory(path) => directory(engine, path).await.map(alone),
         Wanted::Oci(path) => archive(&engine.api, path).await.map(alone),
         Wanted::Named(name) => named(&engine.api, name, progress).await.map(alone),
         // Not admitted on this backend.
@@ -66,36 +74,74 @@ async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
     Ok(Image { name, shown })
 }
 
-async fn directory(api: &Api, path: &HostPath) -> Result<String> {
+async fn directory(engine: &Engine, path: &HostPath) -> Result<String> {
+    let (api, kind) = (&engine.api, "directory");
     let root = path.as_path().to_owned();
     let key = tokio::task::spawn_blocking(move || tree::fingerprint(&root)).await;
     let key = key.map_err(std::io::Error::other).and_then(|key| key);
     let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
-    let name = format!("{KEPT}/directory:{key}");
+    let name = format!("{KEPT}/{kind}:{}", tag(path, &key));
     if !has(api, &name).await? {
-        import(api, &name, tree::stream(path.as_path().to_owned())).await?;
+        import(api, &name, tree::stream(path.as_path().to_owned(), engine.rootless)).await?;
+        prune(api, kind, path, &name).await;
     }
     Ok(name)
+}
+
+/// Where something lies, and its state: so that an earlier state of the same is known.
+fn tag(path: &HostPath, key: &str) -> String {
+    format!("{}{key}", place(path))
+}
+
+fn place(path: &HostPath) -> String {
+    format!("{:.16}-", tree::hash(path.to_string().as_bytes()))
 }
 
 /// An archive as `docker save` or `podman save` writes it.
 async fn archive(api: &Api, path: &HostPath) -> Result<String> {
     let key = tree::version(path.as_path());
     let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
-    let (repo, name) = (format!("{KEPT}/archive"), format!("{KEPT}/archive:{key}"));
+    let kind = "archive";
+    let (repo, tag) = (format!("{KEPT}/{kind}"), tag(path, &key));
+    let name = format!("{repo}:{tag}");
     if has(api, &name).await? {
         return Ok(name);
     }
-    let bytes = tree::file(path.as_path().to_owned());
+    let bytes = tree::archive(path.as_path().to_owned());
     let loaded = api.import_image(ImportImageOptions::default(), body_try_stream(bytes), None);
     let said = drain(loaded, |info| info.stream.or(info.status)).await.map_err(|why| {
         unusable(path, &format!("is not an archive that the engine can load: {why}"))
     })?;
     let image = loaded_name(&said)
         .ok_or_else(|| unusable(path, "holds no image that the engine could load"))?;
-    let options = TagImageOptions { repo: Some(repo), tag: Some(key) };
+    let options = TagImageOptions { repo: Some(repo), tag: Some(tag) };
     api.tag_image(&image, Some(options)).await.map_err(|error| failed("create", &error))?;
+    prune(api, kind, path, &name).await;
     Ok(name)
+}
+
+/// Removes images of earlier states of the same, and old ones that will be made again if anybody wants
+/// them: a few at a time. The engine keeps what a container uses. Failing to is no harm.
+async fn prune(api: &Api, kind: &str, path: &HostPath, kept: &str) {
+    let filters = HashMap::from([("reference".to_owned(), vec![format!("{KEPT}/{kind}")])]);
+    let options = ListImagesOptions { filters: Some(filters), ..ListImagesOptions::default() };
+    let Ok(images) = api.list_images(Some(options)).await else { return };
+    for name in unwanted(&images, kind, path, kept) {
+        let _ = api.remove_image(&name, None::<RemoveImageOptions>, None).await;
+    }
+}
+
+fn unwanted(images: &[ImageSummary], kind: &str, path: &HostPath, kept: &str) -> Vec<String> {
+    let earlier = &format!("{KEPT}/{kind}:{}", place(path));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+    let names = images.iter().flat_map(|image| {
+        // Of a loaded one this is when somebody made it, which tells nothing.
+        let old = kind == "directory" && now - image.created > OLD_SECONDS;
+        image.repo_tags.iter().filter(move |name| old || name.starts_with(earlier))
+    });
+    let unwanted = names.filter(|name| *name != kept && name.starts_with(KEPT));
+    unwanted.take(MOST_PRUNED).cloned().collect()
 }
 
 /// What an engine says when it has loaded something.

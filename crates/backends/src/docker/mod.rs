@@ -5,6 +5,7 @@
 //! inside and attaches to it. It never runs a container's own entry point.
 
 mod agent;
+mod archive;
 mod container;
 mod images;
 mod list;
@@ -16,19 +17,21 @@ mod tree;
 mod walls;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Result, Sandbox,
-    SandboxId,
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, LimitKind, Result,
+    Sandbox, SandboxId,
 };
-use tokio::sync::{OnceCell, OwnedMutexGuard};
+use tokio::sync::OnceCell;
 
 use crate::linux::archives::Archives;
 use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
-use crate::linux::{self, hold};
+use crate::linux::turns::{Turns, to_its_end};
+use crate::linux::{self, hold, lock};
 use container::Container;
 use images::Image;
 use sandbox::DockerSandbox;
@@ -38,6 +41,9 @@ pub use socket::Options;
 
 /// The docker backend's name.
 pub const NAME: BackendName = BackendName::literal("docker");
+
+/// How long the sweeping of what dead engines left may hold up whoever connects.
+const SWEEPING: Duration = Duration::from_secs(15);
 
 /// What is said while an image is on its way.
 pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
@@ -50,10 +56,28 @@ pub struct Docker {
 struct Inner {
     options: Options,
     engine: OnceCell<Engine>,
-    /// Held by whoever is building or removing the sandbox of this id.
-    turns: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Turns,
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+    /// What the engine calls the containers that were made.
+    hashes: Mutex<HashMap<SandboxId, String>>,
     progress: Progress,
+}
+
+/// What was seen of a container from outside.
+#[derive(Debug, Clone)]
+struct Seen {
+    boundary: Boundary,
+    /// The limits that were asked for and that nothing holds it to.
+    loose: Vec<LimitKind>,
+    /// Whether a container has but one user.
+    one_user: bool,
+}
+
+/// Who builds: somebody who was promised walls, or somebody who wants to know what can be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Use,
+    Trial,
 }
 
 impl Default for Docker {
@@ -69,16 +93,13 @@ impl Docker {
         let inner = Inner {
             options,
             engine: OnceCell::new(),
-            turns: Mutex::default(),
+            turns: Turns::default(),
             running: Mutex::default(),
+            hashes: Mutex::default(),
             progress,
         };
         Self { inner: Arc::new(inner) }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inner {
@@ -87,15 +108,10 @@ impl Inner {
         self.engine.get_or_try_init(|| self.connect()).await
     }
 
-    /// Connects, and removes what was made only to see whether it can be, by engines that are dead:
-    /// no lease tells of it.
     async fn connect(&self) -> Result<Engine> {
         let engine = Engine::connect(&self.options).await?;
-        for id in list::sandboxes(&engine.socket).await? {
-            if throwaway::is_forsaken(id.as_str()) {
-                container::remove(&engine.api, &id).await?;
-            }
-        }
+        // What cannot be swept now stops nobody: whoever connects next tries again.
+        let _ = tokio::time::timeout(SWEEPING, sweep(&engine)).await;
         Ok(engine)
     }
 
@@ -103,29 +119,63 @@ impl Inner {
         lock(&self.running)
     }
 
-    async fn turn(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
-        let turn = Arc::clone(lock(&self.turns).entry(id.clone()).or_default());
-        turn.lock_owned().await
-    }
-
     async fn build(
         &self,
         id: &SandboxId,
         admitted: &Admitted,
         image: &Image,
-    ) -> Result<DockerSandbox> {
+        purpose: Purpose,
+    ) -> Result<(DockerSandbox, Seen)> {
         let engine = self.engine().await?;
         let held = hold::take(&NAME, admitted.spec())?;
         let body = plan::body(id, admitted, engine, image)?;
         let container = Container::create(&engine.api, id, body).await?;
+        lock(&self.hashes).insert(id.clone(), container.hash.clone());
         let (pipe, started) = container.start().await?;
         let running = started.running(id, admitted, held, &engine.api);
         self.running().insert(id.clone(), Arc::clone(&running));
-        walls::read_back(running.pid, engine)?;
+        // Its first process is what it will be only once the agent has spoken.
         let client = pipe.connect().await?;
+        let first = walls::first(running.pid, id, &container.hash)?;
+        let boundary = walls::read_back(first, running.pid, engine, &client).await?;
+        let loose = walls::loose(running.pid, running.group.as_ref(), admitted);
+        if purpose == Purpose::Use {
+            walls::keep_the_promise(admitted, boundary, &loose)?;
+        }
         let user = plan::user(admitted.spec(), engine)?;
         let archives = Archives::new(NAME, admitted);
-        Ok(DockerSandbox { running, client, user, container, archives })
+        let sandbox = DockerSandbox { running, client, user, container, archives, boundary };
+        let one_user =
+            boundary == Boundary::SharedKernel && walls::has_one_user(sandbox.running.pid);
+        Ok((sandbox, Seen { boundary, loose, one_user }))
+    }
+
+    /// Builds in a task of its own: an engine goes on with a request that nobody waits for any more,
+    /// and whoever destroys must not come before it is done (C-32).
+    async fn create(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        purpose: Purpose,
+    ) -> Result<(DockerSandbox, Seen)> {
+        let image = images::ready(self.engine().await?, admitted, &self.progress).await?;
+        let turn = self.turns.take(id).await;
+        let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
+        to_its_end(NAME, async move {
+            let _turn = turn;
+            let built = inner.build(&id, &admitted, &image, purpose).await;
+            if built.is_err() {
+                // What is left is found by its label once the engine can be reached again.
+                let _ = inner.remove(&id).await;
+            }
+            built
+        })
+        .await
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let _turn = self.turns.take(id).await;
+        self.remove(id).await
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {
@@ -135,9 +185,11 @@ impl Inner {
             container::ended(&running).await?;
             running.let_go();
         }
-        container::attended_no_more(id).await?;
+        let hash = lock(&self.hashes).get(id).cloned();
+        container::attended_no_more(id, hash.as_deref()).await?;
+        lock(&self.hashes).remove(id);
         self.running().remove(id);
-        lock(&self.turns).remove(id);
+        self.turns.forget(id);
         Ok(())
     }
 }
@@ -157,27 +209,8 @@ impl Backend for Docker {
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        let engine = self.inner.engine().await?;
-        let image = images::ready(engine, admitted, &self.inner.progress).await?;
-        let turn = self.inner.turn(id).await;
-        let (inner, id, admitted) = (Arc::clone(&self.inner), id.clone(), admitted.clone());
-        // In a task of its own: an engine goes on with a request that nobody waits for any more, and
-        // whoever destroys must not come before it is done (C-32).
-        let building = tokio::spawn(async move {
-            let _turn = turn;
-            match inner.build(&id, &admitted, &image).await {
-                Ok(sandbox) => Ok(Arc::new(sandbox) as Arc<dyn Sandbox>),
-                Err(error) => {
-                    // What is left is found by its label once the engine can be reached again.
-                    let _ = inner.remove(&id).await;
-                    Err(error)
-                }
-            }
-        });
-        building.await.unwrap_or_else(|error| {
-            let message = "building the container went wrong";
-            Err(Error::new(ErrorCode::System, "create", message).backend(NAME).source(error))
-        })
+        let (sandbox, _) = self.inner.create(id, admitted, Purpose::Use).await?;
+        Ok(Arc::new(sandbox))
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
@@ -190,17 +223,18 @@ impl Backend for Docker {
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let _turn = self.inner.turn(id).await;
-        self.inner.remove(id).await
+        self.inner.destroy(id).await
     }
 }
 
-/// The boundary of containers that this runtime makes.
-fn boundary(options: &Options) -> Boundary {
-    match options.runtime.as_deref() {
-        Some(runtime) if runtime.contains("runsc") => Boundary::UserspaceKernel,
-        Some(_) | None => Boundary::SharedKernel,
+/// Removes what was made only to see whether it can be, by engines that are dead: no lease tells of it.
+async fn sweep(engine: &Engine) -> Result<()> {
+    for id in list::sandboxes(&engine.socket).await? {
+        if throwaway::is_forsaken(id.as_str()) {
+            let _ = container::remove(&engine.api, &id).await;
+        }
     }
+    Ok(())
 }
 
 /// The engine refused, or went away.

@@ -10,26 +10,20 @@ use bollard::models::{
     ResourcesUlimits,
 };
 use stockade_core::{
-    Admitted, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, User, WORKSPACE_ROOT,
-    Workspace,
+    Admitted, Boundary, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, User,
+    WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher::{HOME, PRIVATE, Rlimits};
 
 use super::images::Image;
 use super::socket::Engine;
 use super::{NAME, agent};
-use crate::linux::limits::per_process;
+use crate::linux::limits::{counted_inside, per_process, with_runtime};
 use crate::linux::paths::{directory, resolve, unusable};
+use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY, private as places};
 
-/// Whom commands run as where no workspace says whose it is.
-const SOMEBODY: User = User { uid: 1000, gid: 1000 };
 /// Whom a rootless engine's own user is inside.
 const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
-/// The most that private places may hold, whatever the disk limit.
-const MOST_SCRATCH: u64 = 1 << 30;
-/// The agent and the keeper of an execution: not the guest's.
-const OWN_PROCESSES: u64 = 2;
-
 /// More processes than any user has, and no more than any engine may set.
 const MANY_PROCESSES: u64 = 32_768;
 
@@ -60,7 +54,9 @@ pub(super) fn body(
 ) -> Result<ContainerCreateBody> {
     let spec = admitted.spec();
     let user = user(spec, engine)?;
-    let agent = ["0,1", WORKSPACE_ROOT, id.as_str()].map(str::to_owned);
+    // Another kernel may leave orphans to its first process alone.
+    let apart = engine.runtime.is_some().then_some("--apart");
+    let agent = apart.into_iter().chain(["0,1", WORKSPACE_ROOT, id.as_str()]).map(str::to_owned);
     Ok(ContainerCreateBody {
         hostname: Some("sandbox".into()),
         user: Some(user.to_string()),
@@ -73,7 +69,7 @@ pub(super) fn body(
         tty: Some(false),
         env: Some(Vec::new()),
         entrypoint: Some(vec![agent::INSIDE.into()]),
-        cmd: Some(agent.into()),
+        cmd: Some(agent.collect()),
         image: Some(image.name.clone()),
         working_dir: Some("/".into()),
         network_disabled: Some(true),
@@ -100,6 +96,12 @@ fn host_config(
     user: User,
 ) -> Result<HostConfig> {
     let (spec, limits) = (admitted.spec(), admitted.limits());
+    // A kernel of its own counts the guest's processes; the host's count its threads.
+    let own_kernel = admitted.boundary() != Boundary::SharedKernel;
+    let (in_group, each) = match own_kernel {
+        true => (with_runtime(limits), counted_inside(limits, engine.limits.memory)),
+        false => (*limits, per_process(limits, engine.limits.memory)),
+    };
     let memory = limits.memory.map(|memory| number(memory.0));
     Ok(HostConfig {
         auto_remove: Some(true),
@@ -115,7 +117,7 @@ fn host_config(
         memory: memory.filter(|_| engine.limits.memory),
         // Memory and swap together: without it the limit would only move the excess to the disk.
         memory_swap: memory.filter(|_| engine.limits.memory),
-        pids_limit: limits
+        pids_limit: in_group
             .processes
             .filter(|_| engine.limits.processes)
             .map(|most| number(u64::from(most) + OWN_PROCESSES)),
@@ -123,7 +125,7 @@ fn host_config(
             .cpu_rate
             .filter(|_| engine.limits.cpu)
             .map(|rate| i64::from(rate.0) * 1_000_000),
-        ulimits: Some(ulimits(&per_process(limits, engine.limits.memory))),
+        ulimits: Some(ulimits(&each)),
         mounts: Some(mounts(spec, image)?),
         tmpfs: Some(private(spec, limits, user, engine)),
         ..HostConfig::default()
@@ -148,7 +150,7 @@ fn ulimits(limits: &Rlimits) -> Vec<ResourcesUlimits> {
         limit("data", limits.data),
         limit("core", Some(limits.core.unwrap_or(0))),
         // No limit of ours: some engines have a default of their own, which they may not be able to set.
-        limit("nproc", Some(MANY_PROCESSES)),
+        limit("nproc", Some(limits.nproc.unwrap_or(MANY_PROCESSES))),
     ];
     set.into_iter().flatten().collect()
 }
@@ -194,10 +196,12 @@ fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
     }
     if let Workspace::Local(path) = &spec.workspace {
         let path = directory(&NAME, "workspace", path)?;
+        places::apart(&NAME, "workspace", &path)?;
         mounts.push(bind(&path, WORKSPACE_ROOT, spec.read_only)?);
     }
     for mount in &spec.mounts {
         let source = resolve(&NAME, "mounts", &mount.source)?;
+        places::apart(&NAME, "mounts", &source)?;
         mounts.push(bind(&source, mount.target.as_str(), mount.read_only)?);
     }
     Ok(mounts)

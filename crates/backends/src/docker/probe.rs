@@ -1,10 +1,14 @@
 //! What the engine behind the socket lets this backend enforce: measured by having it build a
 //! sandbox, and looking at that from outside.
 
-use stockade_core::{Backend, Capabilities, Error, Feature, SandboxSpec, Support};
+use std::sync::Arc;
 
-use super::socket::Engine;
-use super::{Docker, NAME, boundary};
+use stockade_core::{
+    Boundary, Capabilities, Error, Feature, LimitKind, Millicores, SandboxSpec, Support,
+};
+
+use super::{Docker, Inner, NAME, Purpose, Seen};
+use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
 /// What stands or falls with the walls themselves.
@@ -62,30 +66,46 @@ const ABSENT: [(Feature, &str, &str); 6] = [
 ];
 
 pub(super) async fn measure(docker: &Docker) -> Capabilities {
-    let boundary = boundary(&docker.inner.options);
-    match trial(docker).await {
-        Ok(measured) => measured,
+    match look(&docker.inner).await {
+        Ok(seen) => stands(&seen),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/docker.md").to_owned();
+            // Nothing was seen that could claim more.
+            let boundary = Boundary::SharedKernel;
             Capabilities::unavailable(NAME, boundary, linux::reason(&error), remedy)
         }
     }
 }
 
-/// Builds a sandbox, reads its walls and limits back, and takes it down.
-async fn trial(docker: &Docker) -> Result<Capabilities, Error> {
-    let engine = docker.inner.engine().await?;
-    let id = linux::trial_id();
-    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
-    let created = docker.create(&id, &admitted).await.map(drop);
-    let group = docker.inner.running().get(&id).map(|running| running.group.is_some());
-    docker.destroy(&id).await?;
-    created?;
-    Ok(stands(docker, engine, group.unwrap_or(false)))
+/// Looks at a container; and, where that has a kernel of its own, at one that is made for such a
+/// kernel.
+async fn look(docker: &Arc<Inner>) -> Result<Seen, Error> {
+    let seen = trial(docker, Boundary::SharedKernel).await?;
+    match seen.boundary {
+        Boundary::SharedKernel => Ok(seen),
+        other => trial(docker, other).await,
+    }
 }
 
-fn stands(docker: &Docker, engine: &Engine, counted: bool) -> Capabilities {
-    let mut all = Capabilities::none(NAME, boundary(&docker.inner.options))
+/// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, whoever still
+/// waits for that.
+async fn trial(docker: &Arc<Inner>, boundary: Boundary) -> Result<Seen, Error> {
+    let docker = Arc::clone(docker);
+    to_its_end(NAME, async move {
+        let id = linux::trial_id();
+        let mut spec = SandboxSpec::default();
+        spec.limits.cpu_rate = Some(Millicores(1000));
+        spec.limits.open_files = Some(256);
+        let admitted = linux::provisional_at(boundary, NAME, &spec)?;
+        let created = docker.create(&id, &admitted, Purpose::Trial).await;
+        docker.destroy(&id).await?;
+        created.map(|(_, seen)| seen)
+    })
+    .await
+}
+
+fn stands(seen: &Seen) -> Capabilities {
+    let mut all = Capabilities::none(NAME, seen.boundary)
         .with(Feature::Pause, Support::full("the engine's freezer"));
     for (feature, by) in WALLS {
         all = all.with(feature, Support::full(by));
@@ -93,22 +113,56 @@ fn stands(docker: &Docker, engine: &Engine, counted: bool) -> Capabilities {
     for (feature, reason, remedy) in ABSENT {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for (feature, holds) in [
-        (Feature::MemoryLimit, engine.limits.memory && counted),
-        (Feature::ProcessLimit, engine.limits.processes),
-        (Feature::CpuRateLimit, engine.limits.cpu),
-        (Feature::CpuTimeLimit, counted),
+    for (feature, kind) in [
+        (Feature::MemoryLimit, LimitKind::Memory),
+        (Feature::ProcessLimit, LimitKind::Processes),
+        (Feature::CpuRateLimit, LimitKind::CpuRate),
+        (Feature::CpuTimeLimit, LimitKind::CpuTime),
+        (Feature::OpenFilesLimit, LimitKind::OpenFiles),
     ] {
-        all = all.with(feature, limit(feature, holds));
+        all = all.with(feature, limit(feature, !seen.loose.contains(&kind)));
+    }
+    // A freezer is one of a group's.
+    if seen.loose.contains(&LimitKind::CpuTime) {
+        let reason = "its containers have no control group to be frozen in";
+        all = all.with(Feature::Pause, Support::missing(reason, OTHER));
+    }
+    if seen.one_user {
+        let (reason, remedy) = ("its containers have one user", "give it ranges in /etc/subuid");
+        all = all.with(Feature::ChosenUser, Support::missing(reason, remedy));
+    }
+    if seen.boundary != Boundary::SharedKernel {
+        all = with_own_kernel(all, seen);
     }
     all.with(Feature::DiskLimit, limits::disk_by_counting())
 }
 
+/// What is different where a container has a kernel of its own, whose end is the sandbox's.
+fn with_own_kernel(all: Capabilities, seen: &Seen) -> Capabilities {
+    let by = "RLIMIT_NPROC, counted by the sandbox's own kernel for it alone";
+    let paused = "an engine cannot end a paused container of such a runtime";
+    let all = all
+        .with(Feature::ProcessLimit, Support::full(by))
+        .with(Feature::Pause, Support::missing(paused, "use the gvisor backend"));
+    match seen.loose.contains(&LimitKind::Memory) {
+        true => all,
+        false => all.with(
+            Feature::MemoryLimit,
+            Support::partial(
+                "the container's control group",
+                "beyond it the whole sandbox ends, and its end is not told as that limit's",
+                "use the gvisor backend, or --without memory-limit",
+            ),
+        ),
+    }
+}
+
 fn limit(feature: Feature, holds: bool) -> Support {
     match holds {
+        true if feature == Feature::OpenFilesLimit => Support::full("RLIMIT_NOFILE"),
         true => Support::full("the container's control group"),
         false => Support::missing(
-            "the engine sets no such limit, as without control groups",
+            "a container was not held to one, as without control groups",
             format!("use an engine with control groups of its own, or --without {feature}"),
         ),
     }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, Files, Parts, Process, Result, Sandbox, SandboxId, SnapshotKind, User,
+    Boundary, Command, EffectiveLimits, Files, Parts, Process, Result, Sandbox, SandboxId,
+    SnapshotKind, User,
 };
 
 use super::container::Container;
 use crate::linux::archives::Archives;
 use crate::linux::running::Running;
 use crate::linux::settle;
-use crate::linux::watch::{Watched, held};
+use crate::linux::watch::{Watched, held, held_apart};
 
 pub(super) struct DockerSandbox {
     pub running: Arc<Running>,
@@ -22,6 +23,8 @@ pub(super) struct DockerSandbox {
     pub user: User,
     pub container: Container,
     pub archives: Archives,
+    /// What was seen between it and the host's kernel.
+    pub boundary: Boundary,
 }
 
 #[async_trait]
@@ -36,7 +39,11 @@ impl Sandbox for DockerSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = settle(command, self.user);
-        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
+        let each = match self.boundary == Boundary::SharedKernel {
+            true => held(limits),
+            false => held_apart(limits, &self.running),
+        };
+        let Process { events, control } = self.client.spawn(&command, &each).await?;
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })
     }

@@ -37,8 +37,7 @@ pub(super) struct Engine {
     pub rootless: bool,
     /// Whether a place in memory can belong to somebody else than root.
     pub owned_memory: bool,
-    /// Whether it filters system calls.
-    pub seccomp: bool,
+
     pub runtime: Option<String>,
     /// The limits that it says it can set.
     pub limits: Limits,
@@ -110,9 +109,9 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
     let security = info.security_options.unwrap_or_default();
     let has = |name: &str| security.iter().any(|option| option.contains(name));
     Ok(Engine {
-        rootless: has("rootless"),
+        rootless: has("rootless") || !is_roots(&socket).await,
         owned_memory: !podman,
-        seccomp: has("seccomp"),
+
         runtime: options.runtime.clone(),
         limits: Limits {
             memory: info.memory_limit.unwrap_or(false),
@@ -122,6 +121,12 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
         api,
         socket,
     })
+}
+
+/// Whether root listens at a socket. Not every engine says that it has no root.
+async fn is_roots(socket: &Path) -> bool {
+    let peer = tokio::net::UnixStream::connect(socket).await.and_then(|stream| stream.peer_cred());
+    peer.is_ok_and(|peer| peer.uid() == 0)
 }
 
 fn unavailable(message: impl Into<String>) -> Error {

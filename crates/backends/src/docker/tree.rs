@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 use stockade_launcher::{Made, Piece};
 use tokio::sync::mpsc;
 
-/// What an image's own root must not decide: these are the container's.
-const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
+use crate::linux::OURS;
+
 /// How much is packed at once, and how much of that may wait.
 const PIECE: usize = 1 << 18;
 const WAITING: usize = 4;
@@ -96,29 +96,56 @@ fn visit(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Res
     Ok(())
 }
 
-/// A tree, packed while it is sent.
-pub(super) fn stream(root: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+/// A tree, packed while it is sent. `as_root`: all of it root's, for an engine that has nobody else.
+pub(super) fn stream(
+    root: PathBuf,
+    as_root: bool,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     from_thread(move |out| {
         let mut archive = tar::Builder::new(out);
         archive.follow_symlinks(false);
         visit(&root, &mut |path| {
             let inside = path.strip_prefix(&root).map_err(io::Error::other)?;
-            let kind = fs::symlink_metadata(path)?.file_type();
-            match kind.is_file() || kind.is_dir() || kind.is_symlink() {
-                true if kind.is_dir() => archive.append_dir(inside, path),
-                true => archive.append_path_with_name(path, inside),
-                // Sockets, fifos and devices are nothing that an image brings along.
-                false => Ok(()),
-            }
+            append(&mut archive, path, inside, as_root)
         })?;
         archive.into_inner()?.flush()
     })
 }
 
-/// A file, read while it is sent.
-pub(super) fn file(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+/// Sockets, fifos and devices are nothing that an image brings along.
+fn append(
+    archive: &mut tar::Builder<impl Write>,
+    path: &Path,
+    inside: &Path,
+    as_root: bool,
+) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    let kind = found.file_type();
+    let mut header = tar::Header::new_gnu();
+    header.set_metadata(&found);
+    if as_root {
+        header.set_uid(0);
+        header.set_gid(0);
+    }
+    if !kind.is_file() {
+        header.set_size(0);
+    }
+    if kind.is_symlink() {
+        return archive.append_link(&mut header, inside, fs::read_link(path)?);
+    }
+    if kind.is_dir() {
+        return archive.append_data(&mut header, inside, io::empty());
+    }
+    match kind.is_file() {
+        true => archive.append_data(&mut header, inside, fs::File::open(path)?.take(found.len())),
+        false => Ok(()),
+    }
+}
+
+/// An archive of an image, without its names, read while it is sent.
+pub(super) fn archive(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     from_thread(move |mut out| {
-        io::copy(&mut fs::File::open(path)?, &mut out)?;
+        super::archive::copy(&path, &mut out)?;
         out.flush()
     })
 }

@@ -1,32 +1,169 @@
-//! Reads back what the engine was asked for, from outside: the kernel's own account of the first process.
+//! Reads back what the engine was asked for, from outside: the kernel's own account of the first process
+//! and of its group. What the engine says about itself is not believed.
 
 use std::fs;
 
-use stockade_core::{Error, ErrorCode, Result};
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Admitted, Boundary, Enforcement, Error, ErrorCode, LimitKind, Result, SandboxId,
+};
 
 use super::NAME;
 use super::socket::Engine;
+use crate::linux::OWN_PROCESSES;
+use crate::linux::cgroup::{Group, Held};
 
-/// Fails unless the process has no capability, can gain none, and its system calls are filtered. Of a
-/// runtime with a kernel of its own the host sees that kernel's process, which is not the guest's.
-pub(super) fn read_back(pid: i32, engine: &Engine) -> Result<()> {
-    if engine.runtime.is_some() {
-        return Ok(());
+/// The most that is read of a file that another kernel makes up.
+const MOST: u32 = 64 << 10;
+
+/// Who the process is that the engine names as a container's first.
+pub(super) enum First {
+    /// The agent itself, on the host's kernel.
+    Agent,
+    /// A process of a runtime that runs the agent on a kernel of its own.
+    Runtime,
+}
+
+/// Tells who it is by its arguments, once the agent has spoken. Anybody else is not this container's.
+pub(super) fn first(pid: i32, id: &SandboxId, container: &str) -> Result<First> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let arguments: Vec<&[u8]> =
+        line.split(|byte| *byte == 0).filter(|part| !part.is_empty()).collect();
+    if arguments.last().is_some_and(|last| *last == id.as_str().as_bytes()) {
+        return Ok(First::Agent);
     }
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let none = |set: Option<&str>| {
-        set.and_then(|set| u64::from_str_radix(set, 16).ok()).is_some_and(|set| set == 0)
+    let names =
+        |part: &&[u8]| part.windows(container.len().max(1)).any(|w| w == container.as_bytes());
+    match !container.is_empty() && arguments.iter().any(names) {
+        true => Ok(First::Runtime),
+        false => Err(missing("a first process that is this container's")),
+    }
+}
+
+/// What stands between this guest and the host's kernel; fails unless it has no capability, can gain
+/// none, and its system calls are filtered.
+pub(super) async fn read_back(
+    first: First,
+    pid: i32,
+    engine: &Engine,
+    client: &AgentClient,
+) -> Result<Boundary> {
+    let outside = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let filtered = ("a filter of system calls", field(&outside, "Seccomp:") == Some("2"));
+    match first {
+        First::Agent => {
+            let fresh = ("no new privileges", field(&outside, "NoNewPrivs:") == Some("1"));
+            let namespace = ("a user namespace", !engine.rootless || is_mapped(pid));
+            stand(capabilities(&outside).into_iter().chain([filtered, fresh, namespace]))?;
+            Ok(Boundary::SharedKernel)
+        }
+        // The guest's own are that kernel's to tell; nothing of the guest has run yet that could lie.
+        First::Runtime => {
+            let kernel = inside(client, "/proc/version").await?;
+            let host = fs::read_to_string("/proc/version").unwrap_or_default();
+            let own = ("a kernel of its own", !kernel.is_empty() && kernel != host);
+            let status = inside(client, "/proc/1/status").await?;
+            stand(capabilities(&status).into_iter().chain([filtered, own]))?;
+            Ok(Boundary::UserspaceKernel)
+        }
+    }
+}
+
+async fn inside(client: &AgentClient, path: &str) -> Result<String> {
+    let path = path.parse().map_err(|_| missing("a kernel that can be asked"))?;
+    let read = client.files().read(&path, 0, MOST).await?;
+    Ok(String::from_utf8_lossy(&read).into_owned())
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+fn capabilities(status: &str) -> [(&'static str, bool); 2] {
+    let none = |name: &str| {
+        let set = field(status, name).and_then(|set| u64::from_str_radix(set, 16).ok());
+        set == Some(0)
     };
-    let walls = [
-        ("no capabilities", none(field("CapEff:")) && none(field("CapPrm:"))),
-        ("no capability to be gained", none(field("CapBnd:"))),
-        ("no new privileges", field("NoNewPrivs:") == Some("1")),
-        ("a filter of system calls", field("Seccomp:") == Some("2") || !engine.seccomp),
-    ];
+    [
+        ("no capabilities", none("CapEff:") && none("CapPrm:")),
+        ("no capability to be gained", none("CapBnd:")),
+    ]
+}
+
+/// Whether root in it is not root on the host.
+fn is_mapped(pid: i32) -> bool {
+    let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+    let root = map.lines().find_map(|line| {
+        let mut parts = line.split_whitespace();
+        (parts.next()? == "0").then(|| parts.next().map(str::to_owned))?
+    });
+    root.is_some_and(|outside| outside != "0")
+}
+
+fn stand(walls: impl IntoIterator<Item = (&'static str, bool)>) -> Result<()> {
     match walls.into_iter().find(|(_, stands)| !stands) {
         None => Ok(()),
         Some((wall, _)) => Err(missing(wall)),
+    }
+}
+
+/// The limits that were asked for and that the container's group is not held to.
+pub(super) fn loose(pid: i32, group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind> {
+    let limits = admitted.limits();
+    let held = group.map(Group::held).unwrap_or_default();
+    let Held { memory, processes, cpu } = held;
+    let within = |held: Option<u64>, asked: Option<u64>| {
+        asked.is_none_or(|asked| held.is_some_and(|held| held <= asked))
+    };
+    // A kernel of its own counts the guest's processes itself.
+    let counted_inside = admitted.boundary() != Boundary::SharedKernel;
+    let most = limits.processes.map(|most| u64::from(most) + OWN_PROCESSES);
+    let all = [
+        (LimitKind::Memory, within(memory, limits.memory.map(|memory| memory.0))),
+        (LimitKind::Processes, counted_inside || within(processes, most)),
+        (LimitKind::CpuRate, within(cpu, limits.cpu_rate.map(|rate| u64::from(rate.0)))),
+        (LimitKind::CpuTime, group.is_some()),
+        (
+            LimitKind::OpenFiles,
+            counted_inside || within(open_files(pid), limits.open_files.map(u64::from)),
+        ),
+    ];
+    all.into_iter().filter(|(_, holds)| !holds).map(|(kind, _)| kind).collect()
+}
+
+/// How many files a process may have open.
+fn open_files(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Whether there is but one user in it.
+pub(super) fn has_one_user(pid: i32) -> bool {
+    let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+    let sizes = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    sizes.sum::<u64>() <= 1
+}
+
+/// Fails where a limit that was promised is not held, or where the guest is closer to the host's kernel
+/// than was promised.
+pub(super) fn keep_the_promise(
+    admitted: &Admitted,
+    boundary: Boundary,
+    loose: &[LimitKind],
+) -> Result<()> {
+    if boundary < admitted.boundary() {
+        return Err(missing("the boundary that was measured before"));
+    }
+    let promised = admitted.enforcement().iter().find_map(|enforced| match enforced {
+        Enforcement::Fully { limit, .. } if loose.contains(limit) => Some(*limit),
+        Enforcement::Fully { .. } | Enforcement::Partly { .. } | Enforcement::NotAtAll { .. } => {
+            None
+        }
+    });
+    match promised {
+        None => Ok(()),
+        Some(limit) => Err(missing(&format!("the {limit} limit, in its control group"))),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Lays a sandbox's root into its private directory: small files, links, and the places where the
 //! runtime will mount the rest. Follows no link: those are laid last, when nothing is made any more.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use stockade_core::{Error, ErrorCode, Result, WORKSPACE_ROOT};
@@ -32,7 +32,7 @@ fn at(root: &Path, target: &Path) -> PathBuf {
 /// The places of everything that is mounted.
 fn points(root: &Path, plan: &Plan) -> io::Result<()> {
     for own in ["/proc", "/sys", "/dev", WORKSPACE_ROOT] {
-        fs::create_dir_all(at(root, Path::new(own)))?;
+        make(&at(root, Path::new(own)))?;
     }
     let mounted = plan.pieces.iter().filter_map(|piece| match &piece.made {
         Made::Mount(source) => Some((source, &piece.target)),
@@ -45,16 +45,27 @@ fn points(root: &Path, plan: &Plan) -> io::Result<()> {
     // What lies in a directory that is itself mounted, the runtime makes for itself.
     let own = |target: &Path| !plan.pieces.iter().any(|piece| target.starts_with(&piece.target));
     for place in plan.places.iter().filter(|place| own(&place.target)) {
-        fs::create_dir_all(at(root, &place.target))?;
+        make(&at(root, &place.target))?;
     }
     Ok(())
 }
 
+/// Makes a directory and those above it, for everybody to look into, whatever the mask of this
+/// process. Goes through no link.
+fn make(place: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(place).is_ok_and(|found| found.is_dir()) {
+        return Ok(());
+    }
+    place.parent().map_or(Ok(()), make)?;
+    DirBuilder::new().mode(0o755).create(place)?;
+    fs::set_permissions(place, Permissions::from_mode(0o755))
+}
+
 fn point(place: &Path, directory: bool) -> io::Result<()> {
     if directory {
-        return fs::create_dir_all(place);
+        return make(place);
     }
-    place.parent().map_or(Ok(()), fs::create_dir_all)?;
+    place.parent().map_or(Ok(()), make)?;
     OpenOptions::new().write(true).create(true).truncate(false).open(place).map(drop)
 }
 
@@ -63,7 +74,7 @@ fn files(root: &Path, plan: &Plan) -> io::Result<()> {
     for piece in &plan.pieces {
         if let Made::File(bytes) = &piece.made {
             let place = at(root, &piece.target);
-            place.parent().map_or(Ok(()), fs::create_dir_all)?;
+            place.parent().map_or(Ok(()), make)?;
             write(&place, bytes, 0o644)?;
         }
     }
@@ -72,15 +83,16 @@ fn files(root: &Path, plan: &Plan) -> io::Result<()> {
 
 /// A new file: what is there already is a place that something else was meant for.
 fn write(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(place);
-    file?.write_all(bytes)
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(place)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.write_all(bytes)
 }
 
 fn links(root: &Path, plan: &Plan) -> Result<()> {
     for piece in &plan.pieces {
         if let Made::Link(to) = &piece.made {
             let place = at(root, &piece.target);
-            let laid = place.parent().map_or(Ok(()), fs::create_dir_all);
+            let laid = place.parent().map_or(Ok(()), make);
             laid.and_then(|()| symlink(to, &place)).map_err(|error| {
                 match error.kind() == io::ErrorKind::AlreadyExists {
                     true => behind(&piece.target),

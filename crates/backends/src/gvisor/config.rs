@@ -96,7 +96,8 @@ fn special(target: &str, kind: &str, options: &[&str]) -> Result<Mount> {
 
 fn bind(bind: &Bind) -> Result<Mount> {
     let access = if bind.read_only { "ro" } else { "rw" };
-    let options = ["rbind", "nosuid", "nodev", access].map(String::from);
+    // What is mounted below it on the host stays there: it could be writable.
+    let options = ["bind", "nosuid", "nodev", access].map(String::from);
     mount(&bind.target, "bind", bind.source.clone(), options)
 }
 
@@ -110,6 +111,7 @@ fn memory(place: &Place, user: User) -> Result<Mount> {
         format!("size={}", place.bytes),
         format!("uid={uid}"),
         format!("gid={gid}"),
+        if place.read_only { "ro" } else { "rw" }.to_owned(),
     ];
     mount(&place.target, "tmpfs", PathBuf::from("tmpfs"), options)
 }

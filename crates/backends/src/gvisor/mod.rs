@@ -19,16 +19,15 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, EffectiveLimits, Error, ErrorCode, Result,
-    Sandbox, SandboxId,
+    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
-use stockade_launcher::{Launcher, Rlimits};
+use stockade_launcher::Launcher;
 use tokio::net::unix::pipe;
 
 use private::Private;
@@ -39,22 +38,21 @@ use words::Words;
 
 use crate::linux::archives::Archives;
 use crate::linux::cgroup::{Group, House, throwaway};
-use crate::linux::limits::per_process;
+use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
-use crate::linux::{self, find};
+use crate::linux::turns::{Turns, to_its_end};
+use crate::linux::{self, find, lock};
 
 /// The gvisor backend's name.
 pub const NAME: BackendName = BackendName::literal("gvisor");
 
-/// The agent and the keeper of an execution are not the guest's.
-const OWN_PROCESSES: u64 = 2;
-/// Threads of the host that the runtime needs for itself.
-const HOST_THREADS: u32 = 512;
 const HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
 
-/// The gvisor backend. Its sandboxes end with this value.
-pub struct Gvisor {
+/// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
+pub struct Gvisor(Arc<Inner>);
+
+struct Inner {
     site: Site,
     program: Option<PathBuf>,
     spawner: OnceLock<Spawner>,
@@ -62,32 +60,26 @@ pub struct Gvisor {
     /// The runtimes that were started and not yet waited for.
     children: Mutex<HashMap<SandboxId, Child>>,
     swept: tokio::sync::OnceCell<()>,
+    turns: Turns,
 }
 
 impl Default for Gvisor {
     fn default() -> Self {
+        Self(Arc::new(Inner::of(None)))
+    }
+}
+
+impl Inner {
+    fn of(program: Option<PathBuf>) -> Self {
         Self {
             site: Site::new(NAME, HOUSE, Launcher::start),
-            program: None,
+            program,
             spawner: OnceLock::new(),
             platform: tokio::sync::Mutex::default(),
             children: Mutex::default(),
             swept: tokio::sync::OnceCell::new(),
+            turns: Turns::default(),
         }
-    }
-}
-
-/// Room in its groups for the host's threads, of which the runtime may need one for each pair of the
-/// guest's: only a backstop, since the Sentry counts the guest's own. Memory is one for both.
-fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
-    let pairs = |most: u32| most.saturating_add(16).saturating_pow(2).saturating_add(HOST_THREADS);
-    EffectiveLimits { processes: limits.processes.map(pairs), ..*limits }
-}
-
-fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
-    Rlimits {
-        nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
-        ..per_process(limits, memory_is_held)
     }
 }
 
@@ -99,9 +91,11 @@ impl Gvisor {
 
     /// The same with this program as its runtime.
     pub fn with_program(program: &Path) -> Self {
-        Self { program: Some(program.to_owned()), ..Self::default() }
+        Self(Arc::new(Inner::of(Some(program.to_owned()))))
     }
+}
 
+impl Inner {
     fn find(&self) -> Option<Runsc> {
         Runsc::find(self.program.as_deref())
     }
@@ -124,7 +118,7 @@ impl Gvisor {
     }
 
     /// The platform to build on: as remembered, or found out now.
-    async fn platform(&self, runsc: &Runsc) -> Result<Platform> {
+    async fn platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
         let mut known = self.platform.lock().await;
         if let Some(platform) = known.or_else(|| platform::remembered(runsc)) {
             *known = Some(platform);
@@ -151,7 +145,7 @@ impl Gvisor {
         let private = Private::make(id)?;
         bundle::lay(&private, &plan)?;
         let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
-        let rlimits = rlimits(admitted.limits(), self.site.holds_memory(group.as_ref()));
+        let rlimits = counted_inside(admitted.limits(), self.site.holds_memory(group.as_ref()));
         config::write(private.path(), id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
         let command = runsc.run(platform, &private, id);
@@ -218,17 +212,49 @@ impl Gvisor {
         }
         private::remove(id)?;
         self.site.forget(id);
+        self.turns.forget(id);
         Ok(())
+    }
+
+    /// Builds in a task of its own: whoever destroys must not come before that is done, and what fails
+    /// is taken down though nobody waits for it any more (C-32).
+    async fn create(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<Arc<dyn Sandbox>> {
+        self.sweep().await;
+        let runsc = self.runsc()?;
+        let platform = self.platform(&runsc).await?;
+        let turn = self.turns.take(id).await;
+        let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
+        to_its_end(NAME, async move {
+            let _turn = turn;
+            let error = match inner.build(&id, &admitted, platform).await {
+                Ok(sandbox) => return Ok(Arc::new(sandbox) as Arc<dyn Sandbox>),
+                Err(error) => error,
+            };
+            inner.end(&id).await?;
+            if error.code() == ErrorCode::WallMissing {
+                inner.forget_platform(&runsc).await;
+            }
+            Err(error)
+        })
+        .await
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let _turn = self.turns.take(id).await;
+        self.end(id).await
     }
 
     /// Ends every process of a sandbox that is found by its arguments: all there are, where no control
     /// group holds them.
     async fn end_processes(&self, id: &SandboxId) -> Result<()> {
-        let state = private::base()?.join(id.as_str()).join("state");
-        let mark = format!("--root={}", state.display());
         let meant = |pid: i32| {
-            std::fs::read(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.split(|byte| *byte == 0).any(|part| part == mark.as_bytes()))
+            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+                line.split(|byte| *byte == 0).any(|part| private::is_state_argument(part, id))
+            })
         };
         for pid in find::pids().filter(|pid| meant(*pid)) {
             if let Some(pidfd) = find::kill_if(pid, meant) {
@@ -253,10 +279,6 @@ impl Gvisor {
         };
         self.swept.get_or_init(|| sweep).await;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A runtime that was started, and its standard streams.
@@ -290,38 +312,26 @@ impl Backend for Gvisor {
     }
 
     async fn probe(&self) -> Capabilities {
-        probe::measure(self).await
+        probe::measure(&self.0).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        platform::fingerprint(&self.find()?)
+        platform::fingerprint(&self.0.find()?)
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        self.sweep().await;
-        let runsc = self.runsc()?;
-        let platform = self.platform(&runsc).await?;
-        match self.build(id, admitted, platform).await {
-            Ok(sandbox) => Ok(Arc::new(sandbox)),
-            Err(error) => {
-                self.end(id).await?;
-                if error.code() == ErrorCode::WallMissing {
-                    self.forget_platform(&runsc).await;
-                }
-                Err(error)
-            }
-        }
+        self.0.create(id, admitted).await
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        self.sweep().await;
+        self.0.sweep().await;
         let ids: BTreeSet<_> =
-            private::ids().into_iter().chain(self.site.hierarchy().ids()).collect();
+            private::ids().into_iter().chain(self.0.site.hierarchy().ids()).collect();
         Ok(ids.into_iter().collect())
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        self.end(id).await
+        self.0.destroy(id).await
     }
 }
 

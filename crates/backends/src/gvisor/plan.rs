@@ -12,15 +12,10 @@ use stockade_launcher::{Made, PRIVATE, Piece, host_root};
 
 use super::NAME;
 use crate::linux::paths::{directory, resolve, unusable};
+use crate::linux::{MOST_SCRATCH, OURS, SOMEBODY, private};
 
-/// Whom commands run as when the caller does not say.
-const SOMEBODY: User = User { uid: 1000, gid: 1000 };
 /// Without privileges on any host.
 const NOBODY: u32 = 65534;
-/// What an image's own root must not decide: these are the sandbox's.
-const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
-/// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
-const MOST_SCRATCH: u64 = 1 << 30;
 
 /// What the guest will see.
 pub(super) struct Plan {
@@ -47,6 +42,7 @@ pub(super) struct Place {
     pub target: PathBuf,
     pub mode: u32,
     pub bytes: u64,
+    pub read_only: bool,
 }
 
 pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
@@ -54,12 +50,19 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
     let scratch = admitted.limits().disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
     let user = user(spec, rootless);
     let mut binds = mounts(spec)?;
-    let place = |(target, mode): (&str, u32)| Place { target: target.into(), mode, bytes: scratch };
-    let mut places: Vec<_> = PRIVATE.into_iter().map(place).collect();
+    let place = |(target, mode): (&str, u32), read_only: bool| Place {
+        target: target.into(),
+        mode,
+        bytes: scratch,
+        read_only,
+    };
+    let mut places: Vec<_> = PRIVATE.into_iter().map(|private| place(private, false)).collect();
     match &spec.workspace {
         Workspace::Local(path) => binds.insert(0, workspace(path, spec.read_only)?),
         // A copy-on-write one is not admitted on this backend.
-        Workspace::Ephemeral | Workspace::Overlay(_) => places.push(place((WORKSPACE_ROOT, 0o755))),
+        Workspace::Ephemeral | Workspace::Overlay(_) => {
+            places.push(place((WORKSPACE_ROOT, 0o755), spec.read_only));
+        }
     }
     let hosts = (!rootless).then(|| hosts(user, owner(&binds)));
     Ok(Plan { pieces: pieces(&spec.image, user)?, binds, places, user, hosts })
@@ -129,8 +132,10 @@ fn entry(image: &Path, name: &str) -> Option<Piece> {
 
 fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
     let bind = |mount: &stockade_core::Mount| {
+        let source = resolve(&NAME, "mounts", &mount.source)?;
+        private::apart(&NAME, "mounts", &source)?;
         Ok(Bind {
-            source: resolve(&NAME, "mounts", &mount.source)?,
+            source,
             target: PathBuf::from(mount.target.as_str()),
             read_only: mount.read_only,
         })
@@ -139,11 +144,9 @@ fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
 }
 
 fn workspace(path: &HostPath, read_only: bool) -> Result<Bind> {
-    Ok(Bind {
-        source: directory(&NAME, "workspace", path)?,
-        target: WORKSPACE_ROOT.into(),
-        read_only,
-    })
+    let source = directory(&NAME, "workspace", path)?;
+    private::apart(&NAME, "workspace", &source)?;
+    Ok(Bind { source, target: WORKSPACE_ROOT.into(), read_only })
 }
 
 #[cfg(test)]

@@ -3,18 +3,20 @@
 
 use std::fs;
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
 
 use super::runsc::{Platform, Runsc};
-use super::{Gvisor, NAME, private};
+use super::{Inner, NAME, private};
 use crate::linux;
 use crate::linux::site::DEADLINE;
+use crate::linux::turns::to_its_end;
 
 /// The file in which the choice is kept.
-const KEPT: &str = "platform";
+const KEPT: &str = "gvisor.platform";
 
 /// How long a trial may take: the last one there is gets the longest.
 const fn patience(platform: Platform) -> Duration {
@@ -61,9 +63,9 @@ pub(super) fn forget(runsc: &Runsc) {
     }
 }
 
-impl Gvisor {
+impl Inner {
     /// The first platform that works.
-    pub(super) async fn choose(&self, runsc: &Runsc) -> Result<Platform> {
+    pub(super) async fn choose(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
         let mut failed = Vec::new();
         for platform in Platform::ALL {
             match self.trial(platform).await {
@@ -81,8 +83,14 @@ impl Gvisor {
         Err(Error::new(ErrorCode::Unavailable, "create", message).backend(NAME).remedy(remedy))
     }
 
-    /// Builds a throw-away sandbox, waits for its agent, and takes it down, whatever came of it.
-    pub(super) async fn trial(&self, platform: Platform) -> Result<()> {
+    /// Builds a throw-away sandbox, waits for its agent, and takes it down, whatever came of it and
+    /// whoever still waits for that.
+    pub(super) async fn trial(self: &Arc<Self>, platform: Platform) -> Result<()> {
+        let inner = Arc::clone(self);
+        to_its_end(NAME, async move { inner.try_out(platform).await }).await
+    }
+
+    async fn try_out(&self, platform: Platform) -> Result<()> {
         let id = linux::trial_id();
         let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
         let building = self.build(&id, &admitted, platform);

@@ -1,40 +1,23 @@
-//! The private directory of a sandbox: its bundle, its runtime's state, its snapshots. All of them lie
-//! in one place of this user's, each named after its sandbox, so that whoever comes later finds and
-//! removes it. Never in `/run`, from which hosts often let nothing be executed.
+//! The private directory of a sandbox: its bundle, its runtime's state, its snapshots. Never in `/run`,
+//! from which hosts often let nothing be executed.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
-use stockade_launcher::clear;
 
 use super::NAME;
-use crate::linux::running::left_behind;
+use crate::linux::private;
 
-/// Passed through by the runtime's helpers, who may be other users, and listed by nobody else.
-const PASSABLE: u32 = 0o711;
+/// What the names of these directories begin with.
+pub(super) const PREFIX: &str = "gvisor-";
 
 /// Where all of them lie.
 pub(super) fn base() -> Result<PathBuf> {
-    let own = rustix::process::geteuid().as_raw();
-    let made = fs::canonicalize(std::env::temp_dir()).and_then(|temporary| {
-        let base = temporary.join(format!("stockade-gvisor-{own}"));
-        make(&base)?;
-        let found = fs::symlink_metadata(&base)?;
-        let ours = found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0;
-        if ours { Ok(base) } else { Err(io::Error::other("it is somebody else's")) }
-    });
-    made.map_err(|error| unusable("the directory for private files cannot be used", error))
-}
-
-/// Makes a directory; one that is there already serves as well.
-fn make(directory: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(PASSABLE).create(directory) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        made => made,
-    }
+    private::base()
+        .map_err(|error| unusable("the directory for private files cannot be used", error))
 }
 
 /// The directory of one sandbox.
@@ -44,12 +27,15 @@ pub(super) struct Private(PathBuf);
 impl Private {
     /// Makes it, with its parts. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let private = Self(base()?.join(id.as_str()));
+        let private = Self(private::path(&base()?, PREFIX, id));
+        // Passed through by the runtime's helpers, who may be other users.
+        let whole = [(private.0.clone(), 0o711)];
         let parts = [(private.root(), 0o755), (private.state(), 0o700)];
-        let whole = [(private.0.clone(), PASSABLE)];
         for (directory, mode) in whole.into_iter().chain(parts) {
-            let made = DirBuilder::new().mode(mode).create(directory);
-            made.map_err(|error| unusable("the private directory cannot be made", error))?;
+            let made = DirBuilder::new().mode(mode).create(&directory);
+            // Whatever the mask of this process.
+            made.and_then(|()| fs::set_permissions(&directory, Permissions::from_mode(mode)))
+                .map_err(|error| unusable("the private directory cannot be made", error))?;
         }
         Ok(private)
     }
@@ -72,23 +58,24 @@ impl Private {
 
 /// The sandboxes that have one.
 pub(super) fn ids() -> Vec<SandboxId> {
-    let Ok(base) = base() else { return Vec::new() };
-    let entries = fs::read_dir(base).into_iter().flatten().flatten();
-    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    private::ids(PREFIX)
 }
 
 /// Removes what is there of one.
 pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    clear(&base()?.join(id.as_str())).map_err(|error| {
-        left_behind(&NAME, id, "its private directory cannot be removed").source(error)
-    })
+    private::remove(&NAME, PREFIX, id)
+}
+
+/// Whether this is how a sandbox's runtime was told where to note what it runs.
+pub(super) fn is_state_argument(argument: &[u8], id: &SandboxId) -> bool {
+    argument.starts_with(b"--root=")
+        && argument.ends_with(format!("/{PREFIX}{id}/state").as_bytes())
 }
 
 /// Something in it failed, as on a full disk.
 pub(super) fn unusable(what: &str, error: io::Error) -> Error {
     Error::new(ErrorCode::System, "create", what)
         .backend(NAME)
-        .remedy("point TMPDIR to a directory of your own with room to spare")
+        .remedy(private::REMEDY)
         .source(error)
 }

@@ -1,14 +1,17 @@
 //! What this host lets the gvisor backend enforce: measured by building a sandbox on each platform the
 //! runtime has until one works.
 
+use std::sync::Arc;
+
 use stockade_core::{
-    Backend, Boundary, Capabilities, Command, ExitStatus, Feature, ProcessEvent, SandboxId,
-    SandboxSpec, Support,
+    Boundary, Capabilities, Command, ExitStatus, Feature, ProcessEvent, SandboxId, SandboxSpec,
+    Support,
 };
 
 use super::runsc::{Platform, Runsc};
-use super::{Gvisor, NAME, platform};
+use super::{Inner, NAME, platform};
 use crate::linux::site::DEADLINE;
+use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
 const BOUNDARY: Boundary = Boundary::UserspaceKernel;
@@ -68,7 +71,7 @@ const ABSENT: [(Feature, &str, &str); 8] = [
     ),
 ];
 
-pub(super) async fn measure(gvisor: &Gvisor) -> Capabilities {
+pub(super) async fn measure(gvisor: &Arc<Inner>) -> Capabilities {
     let Some(runsc) = gvisor.find() else {
         return Capabilities::unavailable(NAME, BOUNDARY, "runsc is not installed", INSTALL);
     };
@@ -87,17 +90,22 @@ pub(super) async fn measure(gvisor: &Gvisor) -> Capabilities {
 
 /// Why an everyday program does not work in it, if so: older ones refuse system calls that today's C
 /// library makes. A host without that program says nothing about it.
-async fn everyday(gvisor: &Gvisor) -> Option<String> {
-    let id = linux::trial_id();
-    let status = tokio::time::timeout(DEADLINE, list_root(gvisor, &id)).await;
-    let ended = gvisor.destroy(&id).await;
-    match (status, ended) {
-        (Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_))), Ok(())) => None,
-        _ => Some("`ls` fails in it; a newer runsc may do better".into()),
+async fn everyday(gvisor: &Arc<Inner>) -> Option<String> {
+    let gvisor = Arc::clone(gvisor);
+    let works = to_its_end(NAME, async move {
+        let id = linux::trial_id();
+        let status = tokio::time::timeout(DEADLINE, list_root(&gvisor, &id)).await;
+        gvisor.destroy(&id).await?;
+        let fine = matches!(status, Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_))));
+        Ok(fine)
+    });
+    match works.await {
+        Ok(true) => None,
+        Ok(false) | Err(_) => Some("`ls` fails in it; a newer runsc may do better".into()),
     }
 }
 
-async fn list_root(gvisor: &Gvisor, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
+async fn list_root(gvisor: &Arc<Inner>, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
     let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
     let sandbox = gvisor.create(id, &admitted).await?;
     let mut process =
@@ -112,7 +120,7 @@ async fn list_root(gvisor: &Gvisor, id: &SandboxId) -> stockade_core::Result<Exi
 }
 
 /// The platform that was found before, if it still works, or the first that does.
-async fn works(gvisor: &Gvisor, runsc: &Runsc) -> stockade_core::Result<Platform> {
+async fn works(gvisor: &Arc<Inner>, runsc: &Runsc) -> stockade_core::Result<Platform> {
     gvisor.sweep().await;
     if let Some(platform) = platform::remembered(runsc)
         && gvisor.trial(platform).await.is_ok()
@@ -124,7 +132,7 @@ async fn works(gvisor: &Gvisor, runsc: &Runsc) -> stockade_core::Result<Platform
 }
 
 /// The walls stand: what else is there depends on the user and on the control groups.
-fn stands(gvisor: &Gvisor, runsc: &Runsc, platform: Platform) -> Capabilities {
+fn stands(gvisor: &Inner, runsc: &Runsc, platform: Platform) -> Capabilities {
     let mut all = Capabilities::none(NAME, BOUNDARY)
         .with(Feature::ChosenUser, chosen_user(runsc))
         .with(Feature::FilesSnapshot, Support::full("archives made and unpacked by the agent"));

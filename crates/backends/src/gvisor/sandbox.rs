@@ -21,7 +21,7 @@ use crate::linux::archives::Archives;
 use crate::linux::brake::{self, Brake as _, Braked};
 use crate::linux::running::Running;
 use crate::linux::settle;
-use crate::linux::watch::{Watched, held};
+use crate::linux::watch::{Watched, held_apart};
 
 /// How long the runtime may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -94,7 +94,8 @@ impl Sandbox for GvisorSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = settle(command, self.user);
-        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
+        let Process { events, control } =
+            self.client.spawn(&command, &held_apart(limits, &self.running)).await?;
         let control: Arc<dyn ProcessControl> =
             Arc::new(Braked { control, brake: Arc::clone(&self.brake) as _ });
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));

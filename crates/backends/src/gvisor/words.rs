@@ -3,12 +3,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
+
+use crate::linux::lock;
 
 /// How much is kept.
 const MOST: usize = 2048;
@@ -32,7 +34,7 @@ impl Words {
     /// The last line, in one that can be shown.
     pub(super) async fn last(self) -> String {
         let _ = tokio::time::timeout(SOON, self.listening).await;
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = lock(&self.kept);
         let text = String::from_utf8_lossy(&kept);
         let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         line.trim().chars().filter(|c| !c.is_control()).take(400).collect()
@@ -42,7 +44,7 @@ impl Words {
 async fn listen(mut from: pipe::Receiver, kept: Arc<Mutex<Vec<u8>>>) {
     let mut piece = [0; 1024];
     while let Ok(count @ 1..) = from.read(&mut piece).await {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&kept);
         kept.extend_from_slice(&piece[..count]);
         let excess = kept.len().saturating_sub(MOST);
         kept.drain(..excess);

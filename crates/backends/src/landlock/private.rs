@@ -21,9 +21,7 @@ impl Private {
     /// of another sandbox could reach it.
     pub(super) fn make(id: &SandboxId, workspace: Option<&Path>) -> Result<Self> {
         let base = private::base().map_err(|error| unusable("cannot be found", error))?;
-        if let Some(workspace) = workspace.filter(|workspace| base.starts_with(workspace)) {
-            return Err(exposed(workspace, &base));
-        }
+        workspace.map_or(Ok(()), |workspace| private::apart(&NAME, "workspace", workspace))?;
         let private = Self(private::path(&base, PREFIX, id));
         let parts = [private.home(), private.temporary(), private.workspace()];
         for directory in [private.path().to_owned()].into_iter().chain(parts) {
@@ -51,17 +49,9 @@ impl Private {
 }
 
 fn unusable(what: &str, error: io::Error) -> Error {
-    let message = format!("the directory for temporary files {what}");
+    let message = format!("the directory for private files {what}");
     Error::new(ErrorCode::System, "create", message)
         .backend(NAME)
-        .remedy("point TMPDIR to a directory that you may write to")
+        .remedy(private::REMEDY)
         .source(error)
-}
-
-fn exposed(workspace: &Path, base: &Path) -> Error {
-    let (workspace, base) = (workspace.display(), base.display());
-    let message = format!("workspace: `{workspace}` holds `{base}`, where private files lie");
-    Error::new(ErrorCode::Invalid, "create", message)
-        .backend(NAME)
-        .remedy("choose a smaller workspace, or point TMPDIR elsewhere")
 }

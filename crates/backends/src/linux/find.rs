@@ -19,11 +19,15 @@ pub(crate) fn sandbox_of(agent: &str, pid: i32) -> Option<SandboxId> {
     std::str::from_utf8(arguments.next_back()?).ok()?.parse().ok()
 }
 
-/// Whether any process of this host has this among its arguments.
+/// The processes of this host that have such an argument, this one aside.
 #[cfg(feature = "docker")]
-pub(crate) fn has_argument(text: &str) -> bool {
-    let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(|part| part == text.as_bytes());
-    pids().any(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has))
+pub(crate) fn with_argument(meant: impl Fn(&[u8]) -> bool) -> Vec<i32> {
+    let own = std::process::id().cast_signed();
+    let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(&meant);
+    pids()
+        .filter(|pid| *pid != own)
+        .filter(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has))
+        .collect()
 }
 
 /// Every process of this host.

@@ -22,6 +22,28 @@ pub(crate) fn per_process(limits: &EffectiveLimits, memory_is_held: bool) -> Rli
     }
 }
 
+/// Threads of the host that a kernel in user space needs for itself.
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+const HOST_THREADS: u32 = 512;
+
+/// Room in its groups for the host's threads of a kernel in user space, which may need one for each
+/// pair of the guest's: only a backstop, since that kernel counts the guest's own. Memory is one for both.
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+pub(crate) fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
+    let pairs = |most: u32| most.saturating_add(16).saturating_pow(2).saturating_add(HOST_THREADS);
+    EffectiveLimits { processes: limits.processes.map(pairs), ..*limits }
+}
+
+/// What each process is held to by a kernel in user space, which counts processes for its sandbox
+/// alone.
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+pub(crate) fn counted_inside(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
+    Rlimits {
+        nproc: limits.processes.map(|most| u64::from(most) + super::OWN_PROCESSES),
+        ..per_process(limits, memory_is_held)
+    }
+}
+
 /// The limits that depend on control groups. What holds processes without one, and disk in any case,
 /// is each backend's own.
 pub(crate) fn measured(

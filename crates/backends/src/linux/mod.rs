@@ -17,13 +17,32 @@ pub(crate) mod ready;
 pub(crate) mod running;
 pub(crate) mod site;
 mod tally;
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+pub(crate) mod turns;
 pub(crate) mod watch;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{
     Admitted, BackendName, Boundary, Capabilities, Command, EnvName, Error, ErrorCode, Feature,
     SandboxId, SandboxSpec, Support, User, admit,
 };
 use stockade_launcher::{HOME, LaunchError, Launched, Pending};
+
+/// Whom commands run as when neither the caller nor the workspace says.
+pub(crate) const SOMEBODY: User = User { uid: 1000, gid: 1000 };
+/// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
+pub(crate) const MOST_SCRATCH: u64 = 1 << 30;
+/// The agent and the keeper of an execution: not the guest's.
+pub(crate) const OWN_PROCESSES: u64 = 2;
+/// What an image's own root must not decide: these are the sandbox's.
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+pub(crate) const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
+
+/// Whoever panicked while holding it left nothing half-done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Waits for the answer to a launch.
 pub(crate) async fn answer(backend: BackendName, pending: Pending) -> Result<Launched, Error> {
@@ -83,7 +102,16 @@ pub(crate) fn trial_id() -> SandboxId {
 
 /// Admission by what is about to be found out.
 pub(crate) fn provisional(backend: BackendName, spec: &SandboxSpec) -> Result<Admitted, Error> {
-    let none = Capabilities::none(backend.clone(), Boundary::SharedKernel);
+    provisional_at(Boundary::SharedKernel, backend, spec)
+}
+
+/// The same with this between the guest and the host's kernel.
+pub(crate) fn provisional_at(
+    boundary: Boundary,
+    backend: BackendName,
+    spec: &SandboxSpec,
+) -> Result<Admitted, Error> {
+    let none = Capabilities::none(backend.clone(), boundary);
     let hope =
         Feature::ALL.iter().fold(none, |hope, feature| hope.with(*feature, Support::full("hope")));
     admit(spec, &hope).map_err(|refusals| Error::refused("probe", Some(backend), refusals))

@@ -1,19 +1,114 @@
-//! Private directories of sandboxes among the host's temporary files. Each is named after its sandbox, so
-//! that whoever comes later finds and removes it.
+//! Private directories of sandboxes. Each is named after its sandbox, so that whoever comes later finds
+//! and removes it: they lie in one place of this user's that no variable of anybody's environment
+//! moves. Whatever else lies under its name is never used.
 
-use std::fs;
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_core::{BackendName, Result, SandboxId};
+use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::clear;
 
 use super::running::left_behind;
 
-/// Where they lie, without any symbolic link in the way.
+/// What a person can do where there is no such place.
+pub(crate) const REMEDY: &str = "see that /var/tmp or /tmp can be written to and has room to spare";
+
+/// Where that place may lie: on disk first. Everybody may write there, and nobody may rename what is
+/// another's.
+const SHARED: [&str; 2] = ["/var/tmp", "/tmp"];
+/// Passed through by helpers who may be other users, and listed by nobody else.
+const PASSABLE: u32 = 0o711;
+/// How often a name is tried that nobody could have foreseen.
+const TRIES: usize = 8;
+
+/// The place of this user, made if there is none. Without any symbolic link in the way.
 pub(crate) fn base() -> io::Result<PathBuf> {
-    fs::canonicalize(std::env::temp_dir())
+    if let Some(found) = bases().into_iter().next() {
+        return Ok(found);
+    }
+    let mut told = io::Error::from(io::ErrorKind::NotFound);
+    for shared in shared() {
+        match make(&shared) {
+            Ok(made) => return Ok(made),
+            Err(error) => told = error,
+        }
+    }
+    Err(told)
+}
+
+/// Every place of this user's: two who came first at once may each have made one.
+fn bases() -> Vec<PathBuf> {
+    shared().iter().flat_map(|shared| of_ours(shared)).collect()
+}
+
+/// The directories in which places may lie: those that protect what is not one's own.
+fn shared() -> Vec<PathBuf> {
+    let safe = |path: &PathBuf| {
+        fs::metadata(path)
+            .is_ok_and(|found| found.mode() & 0o002 == 0 || found.mode() & 0o1000 != 0)
+    };
+    SHARED.iter().filter_map(|path| fs::canonicalize(path).ok()).filter(safe).collect()
+}
+
+fn name() -> String {
+    format!("stockade-{}", rustix::process::geteuid().as_raw())
+}
+
+/// The places in this directory that are this user's: under the plain name, or, where somebody else
+/// sits on that, under one that begins with it.
+fn of_ours(shared: &Path) -> Vec<PathBuf> {
+    let plain = shared.join(name());
+    let mut found: Vec<PathBuf> =
+        Some(plain.clone()).filter(|path| is_ours(path)).into_iter().collect();
+    let longer = format!("{}-", name());
+    let entries = fs::read_dir(shared).into_iter().flatten().flatten();
+    let names =
+        entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(longer.as_bytes()));
+    let mut others: Vec<_> = names.map(|entry| entry.path()).filter(|path| is_ours(path)).collect();
+    others.sort();
+    found.extend(others);
+    found
+}
+
+fn is_ours(path: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(path)
+        .is_ok_and(|found| found.is_dir() && found.uid() == own && found.mode() & 0o777 == PASSABLE)
+}
+
+fn make(shared: &Path) -> io::Result<PathBuf> {
+    let plain = shared.join(name());
+    let mut made = claim(&plain);
+    for _ in 0..TRIES {
+        if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+            made = claim(&shared.join(format!("{}-{}", name(), unforeseen()?)));
+        }
+    }
+    made
+}
+
+/// Makes one of exactly these permissions, whatever the mask of this process; one of ours that is
+/// there already serves as well.
+fn claim(path: &Path) -> io::Result<PathBuf> {
+    let own = rustix::process::geteuid().as_raw();
+    let made = DirBuilder::new().mode(PASSABLE).create(path);
+    let found = fs::symlink_metadata(path);
+    match (made, found) {
+        (_, Ok(found)) if found.is_dir() && found.uid() == own => {
+            fs::set_permissions(path, Permissions::from_mode(PASSABLE))?;
+            Ok(path.to_owned())
+        }
+        (Err(error), _) | (Ok(()), Err(error)) => Err(error),
+        (Ok(()), Ok(_)) => Err(io::ErrorKind::AlreadyExists.into()),
+    }
+}
+
+fn unforeseen() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The directory of one sandbox. `prefix` is the backend's own.
@@ -21,21 +116,73 @@ pub(crate) fn path(base: &Path, prefix: &str, id: &SandboxId) -> PathBuf {
     base.join(format!("{prefix}{id}"))
 }
 
+/// Refuses to show a sandbox a host path in which private directories lie: its guest could reach those
+/// of others.
+pub(crate) fn apart(backend: &BackendName, field: &'static str, shown: &Path) -> Result<()> {
+    let Some(base) =
+        bases().into_iter().find(|base| base.starts_with(shown) || shown.starts_with(base))
+    else {
+        return Ok(());
+    };
+    let (shown, base) = (shown.display(), base.display());
+    let message =
+        format!("{field}: `{shown}` and `{base}`, where private files lie, are not apart");
+    Err(Error::new(ErrorCode::Invalid, "create", message)
+        .backend(backend.clone())
+        .remedy("choose a smaller directory, elsewhere"))
+}
+
 /// The sandboxes of this user that have one.
 pub(crate) fn ids(prefix: &str) -> Vec<SandboxId> {
-    let Ok(base) = base() else { return Vec::new() };
-    let own = rustix::process::geteuid().as_raw();
-    let entries = fs::read_dir(base).into_iter().flatten().flatten();
-    let ours = entries
-        .filter(|entry| entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own));
-    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok())
+    let entries = bases().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
+    let directories =
+        entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok())
         .collect()
 }
 
 /// Removes what is there of one.
 pub(crate) fn remove(backend: &BackendName, prefix: &str, id: &SandboxId) -> Result<()> {
-    let removed = base().and_then(|base| clear(&path(&base, prefix, id)));
+    let removed = bases().iter().try_for_each(|base| clear(&path(base, prefix, id)));
     removed.map_err(|error| {
         left_behind(backend, id, "its private directory cannot be removed").source(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn the_place_is_this_users_alone_whoever_sits_on_its_name() {
+        let shared = tempfile::tempdir().unwrap();
+        symlink("/", shared.path().join(name())).unwrap();
+        assert_eq!(of_ours(shared.path()), Vec::<PathBuf>::new());
+        let made = make(shared.path()).unwrap();
+        assert_ne!(made, shared.path().join(name()));
+        assert_eq!(of_ours(shared.path()), [made]);
+    }
+
+    #[test]
+    fn two_who_come_first_at_once_share_one_place() {
+        let shared = tempfile::tempdir().unwrap();
+        let first = make(shared.path()).unwrap();
+        assert_eq!(make(shared.path()).unwrap(), first);
+        assert_eq!(of_ours(shared.path()), [first]);
+    }
+
+    #[test]
+    fn what_is_ours_and_was_opened_to_others_is_closed_again_before_it_is_used() {
+        let shared = tempfile::tempdir().unwrap();
+        let plain = shared.path().join(name());
+        fs::create_dir(&plain).unwrap();
+        fs::set_permissions(&plain, Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(of_ours(shared.path()), Vec::<PathBuf>::new());
+        let made = make(shared.path()).unwrap();
+        assert_eq!(fs::metadata(&made).unwrap().mode() & 0o777, PASSABLE);
+        assert_eq!(of_ours(shared.path()), [plain]);
+    }
 }

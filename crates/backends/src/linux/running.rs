@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,7 +17,7 @@ use stockade_core::{
 use super::cgroup::Group;
 use super::hold::Hold;
 use super::ready::readable;
-use super::tally;
+use super::{lock, tally};
 
 /// How long the kernel may take to end everything that was killed.
 const END_DEADLINE: Duration = Duration::from_secs(10);
@@ -113,7 +113,11 @@ impl Running {
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
             }
             #[cfg(feature = "docker")]
-            Ending::Asked(ask) => ask(),
+            Ending::Asked(ask) => {
+                // At once where this user may; whoever runs it may be slow to be reached.
+                let _ = pidfd_send_signal(&self.pidfd, Kill::KILL);
+                ask();
+            }
         }
         if self.frozen.load(Ordering::SeqCst) {
             self.group.iter().for_each(thaw);
@@ -153,7 +157,7 @@ impl Running {
 
     /// Nothing in it runs any more: its layers are free.
     pub(crate) fn let_go(&self) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.held).take();
     }
 
     /// Kills, and waits until nothing is left (C-30).

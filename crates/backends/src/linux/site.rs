@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
@@ -14,7 +14,7 @@ use stockade_launcher::{Launcher, Program};
 
 use super::cgroup::{Group, Hierarchy, House};
 use super::running::{self, Built, Running};
-use super::{embed, no_group, no_launcher, no_pipe};
+use super::{embed, lock, no_group, no_launcher, no_pipe};
 
 /// How long an agent may take to say its first word, and a sandbox somebody else made to end.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
@@ -32,10 +32,6 @@ pub(crate) struct Site {
     starting: Mutex<()>,
     hierarchy: OnceLock<Hierarchy>,
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Site {

@@ -35,6 +35,14 @@ pub(crate) fn held(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
     seconds.map(|seconds| (Limit::CpuSeconds, seconds)).into_iter().collect()
 }
 
+/// The same where a kernel of its own counts for the guest: it takes waiting for the host's processor
+/// for use of it, so that only without a group's exact count its own has to do.
+#[cfg(any(feature = "docker", feature = "gvisor"))]
+pub(crate) fn held_apart(limits: &EffectiveLimits, running: &Running) -> Vec<(Limit, u64)> {
+    let counted = running.group.as_ref().and_then(Group::cpu_time).is_some();
+    if counted { Vec::new() } else { held(limits) }
+}
+
 /// The events of one execution, with limits named at the exit.
 pub(crate) struct Watched {
     inner: Box<dyn ProcessEvents>,

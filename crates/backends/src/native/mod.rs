@@ -30,7 +30,7 @@ use crate::linux::brake::Freezer;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{DEADLINE, Site};
-use crate::linux::{self, embed, find, hold};
+use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
 
 /// The native backend's name.
 pub const NAME: BackendName = BackendName::literal("native");
@@ -39,7 +39,7 @@ pub const NAME: BackendName = BackendName::literal("native");
 const AGENT: &str = "stockade-agent";
 
 /// Its control groups: the agent and the keeper of an execution are not the guest's.
-const HOUSE: House = House { parent: "stockade", own_processes: plan::OWN_PROCESSES };
+const HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCESSES };
 
 /// The native backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.

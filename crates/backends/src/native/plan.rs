@@ -14,15 +14,7 @@ use stockade_launcher as launcher;
 use super::NAME;
 use crate::linux::limits::per_process;
 use crate::linux::paths::{directory, resolve};
-
-/// Whom commands run as when the caller does not say.
-const SOMEBODY: User = User { uid: 1000, gid: 1000 };
-
-/// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
-const MOST_SCRATCH: u64 = 1 << 30;
-
-/// The agent and the keeper of an execution: not the guest's.
-pub(super) const OWN_PROCESSES: u64 = 2;
+use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
 
 pub(super) fn plan(
     id: &SandboxId,

@@ -41,12 +41,16 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
         Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![host()?]))))),
         Some(other) if other.starts_with("docker:") => {
-            let socket = other.strip_prefix("docker:").map(Into::into);
-            let options = docker::Options { socket, runtime: None };
+            let place = other.strip_prefix("docker:").unwrap_or_default();
+            let (runtime, socket) = match place.split_once('@') {
+                Some((runtime, socket)) => (Some(runtime.to_owned()), socket),
+                None => (None, place),
+            };
+            let options = docker::Options { socket: Some(socket.into()), runtime };
             Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
         }
         _ => Err("name a subject: mock, control, gvisor, landlock, native, ssh, wasm, \
-                  wasm-isolated or docker:SOCKET"
+                  wasm-isolated, docker:SOCKET or docker:RUNTIME@SOCKET"
             .into()),
     }
 }

@@ -14,6 +14,9 @@ pub(super) const CASES: &[Case] = &[
     case!("a directory serves as the whole root", "C-03", directory)
         .needs(&[Feature::DirectoryImage])
         .isolation(),
+    case!("an archive of an image serves as the whole root", "C-03", archive)
+        .needs(&[Feature::OciImage])
+        .isolation(),
     case!("an image with a name serves as the whole root", "C-03", named)
         .needs(&[Feature::NamedImage])
         .isolation(),
@@ -42,6 +45,13 @@ async fn directory(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.image = Image::Directory(host_path(&kit.programs())?);
     whole_root(&kit, spec).await
+}
+
+async fn archive(kit: Kit) -> Verdict {
+    let file = kit.outside().join("image.tar");
+    let probe = kit.subject().probe().bytes().unwrap_or_default();
+    crate::write_image(&file, probe, &["localhost/stockade-tck/saved:1"])?;
+    whole_root(&kit, SandboxSpec { image: Image::Oci(host_path(&file)?), ..kit.spec() }).await
 }
 
 async fn named(kit: Kit) -> Verdict {

@@ -3,7 +3,7 @@
 
 use bytes::Bytes as Data;
 use serde_json::json;
-use stockade_core::{Feature, Mount, RootMode, SandboxPath, User, Workspace};
+use stockade_core::{Feature, Mount, RootMode, SandboxPath, SandboxSpec, User, Workspace};
 
 use crate::case::{case, check, same};
 use crate::kit::{host_path, probe};
@@ -20,6 +20,9 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Feature::ReadOnlyWorkspace, Feature::FileTransfer])
     .isolation(),
+    case!("an ephemeral workspace can be read-only too", "C-20", read_only_ephemeral)
+        .needs(&[Feature::EphemeralWorkspace, Feature::ReadOnlyWorkspace, Feature::FileTransfer])
+        .isolation(),
     case!("a read-only workspace cannot be made writable from inside", "C-20", read_only_mounts)
         .needs(&[Feature::ReadOnlyWorkspace, Feature::LocalWorkspace])
         .isolation(),
@@ -88,6 +91,20 @@ async fn read_only_files(kit: Kit) -> Verdict {
     check!(answer.is_err(), "expected the write to be refused, but it was done");
     check!(sandbox.files()?.make_dir(&"dir".parse()?).await.is_err(), "expected no new directory");
     check!(!kit.workspace().join("new").exists(), "expected no new file on the host, saw one");
+    Ok(())
+}
+
+async fn read_only_ephemeral(kit: Kit) -> Verdict {
+    let spec = SandboxSpec { workspace: Workspace::Ephemeral, read_only: true, ..kit.spec() };
+    let id = kit.engine().create(spec).await?;
+    let sandbox = kit.engine().sandbox(&id)?;
+    let answer = sandbox.files()?.write(&"new".parse()?, Data::from_static(b"x"), false).await;
+    check!(answer.is_err(), "expected the write to be refused, but it was done");
+    check!(sandbox.files()?.make_dir(&"dir".parse()?).await.is_err(), "expected no new directory");
+    let found = sandbox.files()?.list(&".".parse()?).await?;
+    check!(found.is_empty(), "expected it to stay empty, saw {found:?}");
+    drop(sandbox);
+    kit.engine().destroy(&id).await?;
     Ok(())
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_core::{
-    Backend, Capabilities, Command, Feature, HostPath, Layers, SandboxSpec, SnapshotId, Support,
-    Workspace,
+    Backend, Boundary, Capabilities, Command, Feature, HostPath, Layers, SandboxSpec, SnapshotId,
+    Support, Workspace,
 };
 use stockade_engine::{Engine, EngineConfig, Execution};
 use tempfile::{TempDir, TempPath};
@@ -108,6 +108,11 @@ impl Kit {
     /// Whether the probe is WebAssembly, which has no calls for much of what others try.
     pub fn is_wasm(&self) -> bool {
         matches!(self.0.subject.probe(), ProbeForm::Wasm(_))
+    }
+
+    /// Whether a kernel of its own, in user space, stands between the guest and the host's.
+    pub fn has_own_kernel(&self) -> bool {
+        self.0.capabilities.boundary == Boundary::UserspaceKernel
     }
 
     /// Whether the probe is a file, so that the host can be looked at too.

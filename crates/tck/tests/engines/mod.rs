@@ -27,16 +27,23 @@ pub struct Engine {
 
 impl Engine {
     pub fn start(kind: Kind) -> Self {
-        // Short: a socket's path has a hundred characters at the most.
-        let home = tempfile::Builder::new().prefix("engine").tempdir_in("/tmp").unwrap();
+        Self::start_in(kind, home())
+    }
+
+    /// One whose images and containers have no more room than this.
+    pub fn start_with_room(kind: Kind, bytes: u64) -> Self {
+        let home = home();
+        let data = home.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let size = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("none", &data, "tmpfs", flags, size.as_c_str()).unwrap();
+        Self::start_in(kind, home)
+    }
+
+    fn start_in(kind: Kind, home: TempDir) -> Self {
         let socket = home.path().join("socket");
-        let log = std::fs::File::create(home.path().join("log")).unwrap();
-        let mut command = match kind {
-            Kind::Docker => docker(home.path(), &socket),
-            Kind::Podman => podman(home.path(), &socket),
-        };
-        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        let child = child.spawn().unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        let child = launch(kind, home.path(), &socket);
         let engine = Self { socket, kind, child, home };
         engine.wait_until_it_answers();
         engine
@@ -49,13 +56,7 @@ impl Engine {
         for stale in ["pid", "exec/containerd/containerd.pid"] {
             let _ = std::fs::remove_file(home.join(stale));
         }
-        let mut command = match self.kind {
-            Kind::Docker => docker(home, &self.socket),
-            Kind::Podman => podman(home, &self.socket),
-        };
-        let log = std::fs::File::create(home.join("log")).unwrap();
-        let logged = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.child = logged.spawn().unwrap();
+        self.child = launch(self.kind, home, &self.socket);
         self.wait_until_it_answers();
     }
 
@@ -82,8 +83,22 @@ impl Engine {
             Kind::Docker => command.args(["--host", &url]),
             Kind::Podman => command.args(["--remote", "--url", &url]),
         };
-        command.args(args);
+        command.args(args).current_dir(self.home.path());
         command
+    }
+
+    /// The engine's own helpers for containers: one each, and none without.
+    pub fn helpers(&self) -> Vec<String> {
+        let named = self.home.path().to_string_lossy().into_owned();
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+        let lines = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+        let helps = |line: &String| {
+            let program = line.split(' ').next().unwrap_or_default();
+            let name = program.rsplit('/').next().unwrap_or_default();
+            line.contains(&named) && (name == "conmon" || name.starts_with("containerd-shim"))
+        };
+        lines.filter(helps).collect()
     }
 
     fn ask(&self, args: &[&str]) -> std::process::ExitStatus {
@@ -101,7 +116,14 @@ impl Engine {
     /// Makes an image of a directory.
     pub fn import(&self, root: &Path, name: &str) {
         let tar = self.home.path().join("root.tar");
-        let packed = Command::new("tar").arg("-C").arg(root).arg("-cf").arg(&tar).arg(".").status();
+        // Root's: an engine of an ordinary user has nobody else.
+        let packed = Command::new("tar")
+            .args(["--owner=0", "--group=0", "-C"])
+            .arg(root)
+            .arg("-cf")
+            .arg(&tar)
+            .arg(".")
+            .status();
         assert!(packed.unwrap().success());
         self.said(&["import", tar.to_str().unwrap(), name]);
         std::fs::remove_file(tar).unwrap();
@@ -120,12 +142,34 @@ impl Engine {
     }
 }
 
+fn home() -> TempDir {
+    // Short: a socket's path has a hundred characters at the most.
+    tempfile::Builder::new().prefix("engine").tempdir_in("/tmp").unwrap()
+}
+
+/// Starts it where whatever it drops lies in its own directory.
+fn launch(kind: Kind, home: &Path, socket: &Path) -> Child {
+    let log = std::fs::File::create(home.join("log")).unwrap();
+    let mut command = match kind {
+        Kind::Docker => docker(home, socket),
+        Kind::Podman => podman(home, socket),
+    };
+    command.current_dir(home).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    command.spawn().unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+}
+
+/// Without a network of its own making: this runtime takes some kernels' for the host's.
+const RUNTIMES: &str =
+    r#"{"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--network=none"]}}}"#;
+
 fn docker(home: &Path, socket: &Path) -> Command {
     let mut command = Command::new("dockerd");
     command.arg("--data-root").arg(home.join("data")).arg("--exec-root").arg(home.join("exec"));
     command.arg("--pidfile").arg(home.join("pid"));
     command.arg("--host").arg(format!("unix://{}", socket.display()));
-    command.args(["--bridge", "none", "--iptables=false", "--add-runtime", "runsc=/usr/bin/runsc"]);
+    let config = home.join("daemon.json");
+    std::fs::write(&config, RUNTIMES).unwrap();
+    command.arg("--config-file").arg(config).args(["--bridge", "none", "--iptables=false"]);
     command
 }
 
@@ -133,6 +177,10 @@ fn podman(home: &Path, socket: &Path) -> Command {
     let mut command = Command::new("podman");
     command.arg("--root").arg(home.join("root")).arg("--runroot").arg(home.join("run"));
     command.arg("--tmpdir").arg(home.join("tmp")).args(["--cgroup-manager", "cgroupfs"]);
+    if !rustix::process::geteuid().is_root() {
+        command.env("XDG_RUNTIME_DIR", home.join("xdg")).args(["--storage-driver", "vfs"]);
+        std::fs::create_dir_all(home.join("xdg")).unwrap();
+    }
     command.args(["system", "service", "--time", "0"]).arg(format!("unix://{}", socket.display()));
     command
 }
@@ -150,6 +198,8 @@ impl Drop for Engine {
         let _ = self.child.wait();
         end_helpers(self.home.path());
         unmount_below(self.home.path());
+        // Images hold directories that not even their owner may empty.
+        let _ = Command::new("chmod").args(["-R", "u+rwX"]).arg(self.home.path()).status();
     }
 }
 

@@ -39,6 +39,16 @@ pub(crate) enum Group {
     V1(v1::Directories),
 }
 
+/// What a group is held to. Absent: to nothing.
+#[cfg(feature = "docker")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub memory: Option<u64>,
+    pub processes: Option<u64>,
+    /// In thousandths of a processor.
+    pub cpu: Option<u64>,
+}
+
 /// Which limits a hierarchy can hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Controllers {
@@ -151,9 +161,19 @@ impl Group {
     /// The group a process is in, which is somebody else's to limit and to remove.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        let first = v1::Directories::of(&mounts, &own).map(Self::V1);
-        first.or_else(|| v2::of(&mounts, &own).map(Self::V2))
+        let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let first = v1::Directories::of(&mounts, &theirs, &own).map(Self::V1);
+        first.or_else(|| v2::of(&mounts, &theirs, &own).map(Self::V2))
+    }
+
+    #[cfg(feature = "docker")]
+    /// What the kernel holds it to, by itself or by what it lies in.
+    pub(crate) fn held(&self) -> Held {
+        match self {
+            Self::V2(directory) => v2::held(directory),
+            Self::V1(directories) => directories.held(),
+        }
     }
 
     /// How the launcher is told about it.
@@ -260,6 +280,19 @@ impl Group {
 
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The lowest of what a group and those above it say, without the topmost.
+#[cfg(feature = "docker")]
+fn lowest(group: &Path, value: impl Fn(&Path) -> Option<u64>) -> Option<u64> {
+    let root = Path::new("/sys/fs/cgroup");
+    group.ancestors().take_while(|above| *above != root).filter_map(value).min()
+}
+
+/// A share of processor time, in thousandths of a processor.
+#[cfg(feature = "docker")]
+fn share(quota: Option<u64>, period: Option<u64>) -> Option<u64> {
+    Some(quota? * 1000 / period.filter(|period| *period > 0)?)
 }
 
 /// A value from a file of `key value` lines.

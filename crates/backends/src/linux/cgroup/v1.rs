@@ -9,6 +9,8 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, SandboxId};
 
 use super::{Controllers, House, make, make_below, mount_point, number};
+#[cfg(feature = "docker")]
+use super::{Held, lowest, share};
 
 /// The parent directory in each controller that can be used.
 #[derive(Debug, Clone)]
@@ -98,15 +100,21 @@ impl Base {
 impl Directories {
     #[cfg(feature = "docker")]
     /// Those that a process is in, by what the kernel tells of it.
-    pub(super) fn of(mounts: &str, own: &str) -> Option<Self> {
+    /// Not those that are the topmost or that this process is in itself: they are not its alone.
+    pub(super) fn of(mounts: &str, theirs: &str, own: &str) -> Option<Self> {
         let directory = |controller: &str| {
             let has = |list: &str| list.split(',').any(|name| name == controller);
             let top = mount_point(mounts, |kind, options| kind == "cgroup" && has(options))?;
-            let path = own.lines().find_map(|line| {
-                let (list, path) = line.split_once(':')?.1.split_once(":/")?;
-                has(list).then_some(path)
-            })?;
-            Some(top.join(path)).filter(|directory| directory.is_dir())
+            let path = |told: &str| {
+                let paths = told.lines().filter_map(|line| {
+                    let (list, path) = line.split_once(':')?.1.split_once(":/")?;
+                    has(list).then(|| path.to_owned())
+                });
+                paths.into_iter().next()
+            };
+            let path = path(theirs).filter(|their| Some(their) != path(own).as_ref())?;
+            let way_out = path.is_empty() || path.split('/').any(|part| part == "..");
+            Some(top.join(path)).filter(|directory| !way_out && directory.is_dir())
         };
         let memory = directory("memory");
         memory.is_some().then(|| Self {
@@ -129,6 +137,22 @@ impl Directories {
 
     pub(super) fn cpu_time(&self) -> Option<Duration> {
         number(&self.cpuacct.as_ref()?.join("cpuacct.usage")).map(Duration::from_nanos)
+    }
+
+    #[cfg(feature = "docker")]
+    pub(super) fn held(&self) -> Held {
+        let read = |directory: &Option<PathBuf>, file: &'static str| {
+            lowest(directory.as_ref()?, |group| number(&group.join(file)))
+        };
+        let cpu = |group: &Path| {
+            let read = |file| number(&group.join(file));
+            share(read("cpu.cfs_quota_us"), read("cpu.cfs_period_us"))
+        };
+        Held {
+            memory: read(&self.memory, "memory.limit_in_bytes"),
+            processes: read(&self.pids, "pids.max"),
+            cpu: self.cpu.as_ref().and_then(|directory| lowest(directory, cpu)),
+        }
     }
 
     fn limit(&self, limits: &EffectiveLimits, own_processes: u64) -> io::Result<()> {

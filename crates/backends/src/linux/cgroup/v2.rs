@@ -13,6 +13,8 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, SandboxId};
 
 use super::{Controllers, House, keyed, make, make_below, micros, mount_point};
+#[cfg(feature = "docker")]
+use super::{Held, lowest, number, share};
 
 /// Where sandboxes' groups are made.
 #[derive(Debug, Clone)]
@@ -108,11 +110,24 @@ impl Base {
 
 #[cfg(feature = "docker")]
 /// The group a process is in, by what the kernel tells of it.
-pub(super) fn of(mounts: &str, own: &str) -> Option<PathBuf> {
+pub(super) fn of(mounts: &str, theirs: &str, own: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, _| kind == "cgroup2")?;
-    let directory = inside(&top, own);
-    // Nobody limits the topmost one, or one that shows no counters.
-    (directory != top && directory.join("cpu.stat").exists()).then_some(directory)
+    let directory = inside(&top, theirs);
+    // Nobody limits the topmost one, or one that shows no counters; and this process's own is not its
+    // alone.
+    let alone = directory != top && directory != inside(&top, own);
+    (alone && directory.join("cpu.stat").exists()).then_some(directory)
+}
+
+#[cfg(feature = "docker")]
+pub(super) fn held(directory: &Path) -> Held {
+    let read = |file: &'static str| lowest(directory, |group| number(&group.join(file)));
+    let cpu = |group: &Path| {
+        let text = fs::read_to_string(group.join("cpu.max")).ok()?;
+        let mut parts = text.split_whitespace().map(|part| part.parse().ok());
+        share(parts.next()?, parts.next()?)
+    };
+    Held { memory: read("memory.max"), processes: read("pids.max"), cpu: lowest(directory, cpu) }
 }
 
 /// The group this process is in.
