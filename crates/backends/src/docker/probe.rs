@@ -81,10 +81,10 @@ pub(super) async fn measure(docker: &Docker) -> Capabilities {
 /// kernel.
 async fn look(docker: &Arc<Inner>) -> Result<Seen, Error> {
     let seen = trial(docker, Boundary::SharedKernel).await?;
-    match seen.boundary {
-        Boundary::SharedKernel => Ok(seen),
-        other => trial(docker, other).await,
+    if seen.boundary == Boundary::SharedKernel {
+        return Ok(seen);
     }
+    trial(docker, seen.boundary).await
 }
 
 /// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, whoever still
