@@ -13,7 +13,7 @@ fn flags_that_nobody_knows_are_refused_with_the_nearest() {
     let place = Place::new();
     place.stockade(&["run", "--memm", "1g", "true"]).is_refused(&["--memm", "'--mem')\n"]);
     place.stockade(&["run", "--frobnicate", "true"]).is_refused(&["--frobnicate", "--help"]);
-    place.stockade(&["frob"]).is_refused(&["frob", "--help"]);
+    place.stockade(&["xyzzy"]).is_refused(&["xyzzy", "--help"]);
     place.stockade(&["run"]).is_refused(&["no command", "stockade run -- CMD"]);
 }
 
