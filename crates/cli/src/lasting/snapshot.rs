@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -220,7 +221,9 @@ fn export(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()>
             .remedy("name a file that does not exist yet, in a directory with room")
             .source(error)
     };
-    let mut out = io::BufWriter::new(File::create_new(output).map_err(unwritable)?);
+    // What a sandbox has written is nobody else's to read.
+    let created = File::options().write(true).create_new(true).mode(0o600).open(output);
+    let mut out = io::BufWriter::new(created.map_err(unwritable)?);
     let written = store
         .export(&snapshot, &mut out)
         .and_then(|()| out.flush().and_then(|()| out.get_ref().sync_all()).map_err(unwritable));
