@@ -51,7 +51,7 @@ pub fn measure() -> Measured {
     let engine =
         runtime.block_on(Engine::open(engine, vec![Arc::new(Ssh::new(vec![sshd.host()]))]))?;
     let workspace = Workspace::Local(HostPath::try_from(work)?);
-    let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
+    let spec = SandboxSpec { backend: "ssh".parse()?, workspace, ..SandboxSpec::default() };
     let live = runtime.block_on(engine.create(spec.clone()))?;
     let program = || Command::program(["./true"]);
     let names = ["ssh true", "stockade run", "library cold", "library exec"];
