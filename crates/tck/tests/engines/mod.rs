@@ -177,6 +177,8 @@ fn podman(home: &Path, socket: &Path) -> Command {
     let mut command = Command::new("podman");
     command.arg("--root").arg(home.join("root")).arg("--runroot").arg(home.join("run"));
     command.arg("--tmpdir").arg(home.join("tmp")).args(["--cgroup-manager", "cgroupfs"]);
+    // It never removes the archives that it was sent.
+    command.env("TMPDIR", home);
     if !rustix::process::geteuid().is_root() {
         command.env("XDG_RUNTIME_DIR", home.join("xdg")).args(["--storage-driver", "vfs"]);
         std::fs::create_dir_all(home.join("xdg")).unwrap();
@@ -203,14 +205,17 @@ impl Drop for Engine {
     }
 }
 
-/// Ends what an engine that did not end well has left: its helpers name its directory.
+/// Ends what an engine has left: its helpers name its directory, or were started with its name.
 fn end_helpers(home: &Path) {
     let named = home.to_string_lossy().into_owned();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
         let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) else { continue };
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if pid != rustix::process::getpid() && String::from_utf8_lossy(&line).contains(&named) {
+        let told = |file| std::fs::read(entry.path().join(file)).unwrap_or_default();
+        // One that holds a namespace open has no arguments left that say whose it is.
+        let names = |told: Vec<u8>| String::from_utf8_lossy(&told).contains(&named);
+        let is_helper = names(told("cmdline")) || names(told("environ"));
+        if pid != rustix::process::getpid() && is_helper {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
