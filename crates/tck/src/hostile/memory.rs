@@ -15,8 +15,6 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 const LIMIT: u64 = 96 * MIB;
-/// What the kernel charges beyond it where an allocation of its own must not fail: a few pages.
-const FORCED: u64 = MIB;
 /// More than the limit, and less than would hurt a host on which it does not hold.
 const MUCH: u64 = 1024 * MIB;
 
@@ -69,7 +67,6 @@ async fn scratch(kit: Kit) -> Verdict {
 /// Where the kernel holds the limit, what was used at most says so.
 fn within_the_limit(kit: &Kit, ran: &Ran) -> Verdict {
     let peak = ran.outcome.usage.peak_memory_bytes.filter(|_| kit.has(Feature::MemoryLimit));
-    let most = LIMIT + FORCED;
-    check!(peak.unwrap_or(0) <= most, "expected at most {most} bytes, saw {peak:?}");
+    check!(peak.unwrap_or(0) <= LIMIT, "expected at most {LIMIT} bytes, saw {peak:?}");
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stockade_core::{EffectiveLimits, SandboxId, Span};
+use stockade_core::{Bytes, EffectiveLimits, SandboxId, Span};
 use stockade_launcher::Cgroup;
 
 /// What a backend's groups have in common.
@@ -276,6 +276,14 @@ impl Group {
             Self::V1(directories) => directories.all(),
         }
     }
+}
+
+/// What the kernel may charge beyond a limit at once, where an allocation of its own must not fail.
+const FORCED: u64 = 256 << 10;
+
+/// Where the kernel has to draw the line, so that what was promised is never exceeded by a page.
+fn enforced(memory: Bytes) -> u64 {
+    memory.0.saturating_sub(FORCED).max(memory.0 / 2)
 }
 
 fn number(file: &Path) -> Option<u64> {

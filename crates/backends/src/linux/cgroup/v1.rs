@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, SandboxId};
 
-use super::{Controllers, House, make, make_below, mount_point, number};
+use super::{Controllers, House, enforced, make, make_below, mount_point, number};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, share};
 
@@ -157,9 +157,10 @@ impl Directories {
 
     fn limit(&self, limits: &EffectiveLimits, own_processes: u64) -> io::Result<()> {
         if let (Some(memory), Some(directory)) = (limits.memory, &self.memory) {
-            fs::write(directory.join("memory.limit_in_bytes"), memory.0.to_string())?;
+            let memory = enforced(memory).to_string();
+            fs::write(directory.join("memory.limit_in_bytes"), &memory)?;
             // Memory and swap together; absent where swap is not accounted.
-            let _ = fs::write(directory.join("memory.memsw.limit_in_bytes"), memory.0.to_string());
+            let _ = fs::write(directory.join("memory.memsw.limit_in_bytes"), &memory);
         }
         if let (Some(processes), Some(directory)) = (limits.processes, &self.pids) {
             fs::write(

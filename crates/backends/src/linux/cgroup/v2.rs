@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, SandboxId};
 
-use super::{Controllers, House, keyed, make, make_below, micros, mount_point};
+use super::{Controllers, House, enforced, keyed, make, make_below, micros, mount_point};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, number, share};
 
@@ -93,7 +93,7 @@ impl Base {
     fn limit(&self, directory: &Path, limits: &EffectiveLimits) -> io::Result<()> {
         let write = |file: &str, value: String| fs::write(directory.join(file), value);
         if let (Some(memory), true) = (limits.memory, self.controllers.memory) {
-            write("memory.max", memory.0.to_string())?;
+            write("memory.max", enforced(memory).to_string())?;
             // Without this the limit would only move the excess to the disk. Absent without swap.
             let _ = write("memory.swap.max", "0".into());
         }
