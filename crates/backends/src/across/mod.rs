@@ -1,10 +1,12 @@
-//! What the two ends of a sandbox on another host have in common: the words they exchange, and the
+//! What the two ends of a sandbox on another host, or in a machine of its own, have in common: the words they exchange, and the
 //! workspace that is copied there and whose changes come back.
 //!
 //! Each end takes what the other one sends for hostile: bounded, parsed strictly, and resolved beneath
 //! its root by the kernel.
 
 pub mod frame;
+#[cfg(feature = "ssh")]
+pub(crate) mod near;
 pub mod pour;
 pub mod tree;
 pub mod words;
