@@ -1,0 +1,83 @@
+//! A sandbox behind whose walls an agent runs: its client, with the host's counters behind it. The same for
+//! every backend that hands back an agent's pipe.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Command, EffectiveLimits, Files, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
+    SnapshotKind, User,
+};
+
+use super::archives::Archives;
+use super::brake::{Brake, Braked};
+use super::running::Running;
+use super::settle;
+use super::watch::{Watched, held, held_apart};
+
+/// Whose clock tells what a command has used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// The host's own.
+    Shared,
+    /// One between the guest and the host.
+    Apart,
+}
+
+pub(crate) struct LinuxSandbox {
+    pub running: Arc<Running>,
+    pub client: AgentClient,
+    /// Whom everything in it runs as.
+    pub user: User,
+    pub archives: Archives,
+    pub brake: Arc<Brake>,
+    pub kernel: Kernel,
+}
+
+#[async_trait]
+impl Sandbox for LinuxSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.running.id
+    }
+
+    fn alive(&self) -> bool {
+        self.client.is_open() && self.running.lives()
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        let command = settle(command, self.user);
+        let each = match self.kernel {
+            Kernel::Shared => held(limits),
+            Kernel::Apart => held_apart(limits, &self.running),
+        };
+        let Process { events, control } = self.client.spawn(&command, &each).await?;
+        let brake = Arc::clone(&self.brake);
+        let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
+        let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
+        Ok(Process { events, control })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        Ok(self.client.files())
+    }
+
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.brake.goes_on("snapshot").await?;
+        self.archives.take(&self.client, kind, into).await
+    }
+
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.brake.goes_on("restore").await?;
+        self.archives.bring_back(&self.client, from).await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.brake.set(true).await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.brake.set(false).await
+    }
+}
