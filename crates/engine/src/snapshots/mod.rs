@@ -18,6 +18,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use stockade_core::{
@@ -36,6 +37,8 @@ use manifest::{MAX_MANIFEST, damaged, is_part_name};
 const LOCK: &str = "lock";
 const DRAFT: &str = "draft";
 const HELD: &str = "held";
+/// How old a file's last change has to be for its time to tell it from the next one.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// The snapshots of a state directory. Any number of engines may share it.
 #[derive(Debug)]
@@ -44,17 +47,18 @@ pub struct Snapshots {
     objects: PathBuf,
     named: Directory,
     drafts: PathBuf,
-    /// Objects whose every byte was found right, as they were then.
-    checked: Mutex<HashMap<Digest, Stamp>>,
+    /// Files whose every byte was read, as they were then.
+    read: Mutex<HashMap<Stamp, Digest>>,
 }
 
-/// What changes whenever a file does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What changes whenever the content of a file does. Further names do not change it: what backends
+/// hand over again and again is linked, not copied, and read once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
-    changed: (i64, i64),
+    written: (i64, i64),
 }
 
 /// What a listing found.
@@ -100,7 +104,7 @@ impl Snapshots {
         [&objects, &named, &drafts].into_iter().try_for_each(make)?;
         let named = Directory::existing(&named)
             .map_err(|error| unusable("open the snapshots", &named, error))?;
-        Ok(Self { top, objects, named, drafts, checked: Mutex::default() })
+        Ok(Self { top, objects, named, drafts, read: Mutex::default() })
     }
 
     /// Every snapshot.
@@ -159,23 +163,31 @@ impl Snapshots {
         self.objects.join(digest.to_string())
     }
 
-    /// Reads a part once and remembers what the file was like: only a change makes it read again.
     fn check(&self, name: &str, part: &Part) -> Result<()> {
         let path = self.object(&part.digest);
         let wrong = |what: &str| damaged(format!("its part `{name}` {what}"));
         let file = open_plain(&path).map_err(|error| wrong("is not there").source(error))?;
-        let read = |error| unusable("read a snapshot", &path, error);
-        let stamp = Stamp::of(&file).map_err(read)?;
-        if lock(&self.checked).get(&part.digest) == Some(&stamp) {
-            return Ok(());
-        }
-        if stamp.size != part.size.0
-            || blocks::digest(&file, part.size.0).map_err(read)? != part.digest
+        let failed = |error| unusable("read a snapshot", &path, error);
+        if file.metadata().map_err(failed)?.len() != part.size.0
+            || self.digest(&file).map_err(failed)? != part.digest
         {
             return Err(wrong("was changed"));
         }
-        lock(&self.checked).insert(part.digest, stamp);
         Ok(())
+    }
+
+    /// Reads a file once and remembers what it was like: only a change makes it read again. One that was
+    /// written just now could change without its time telling.
+    fn digest(&self, file: &File) -> io::Result<Digest> {
+        let stamp = Stamp::of(file)?;
+        if let Some(known) = lock(&self.read).get(&stamp) {
+            return Ok(*known);
+        }
+        let digest = blocks::digest(file, stamp.size)?;
+        if file.metadata()?.modified()?.elapsed().is_ok_and(|age| age > SETTLED) {
+            lock(&self.read).insert(stamp, digest);
+        }
+        Ok(digest)
     }
 
     /// A place to put a snapshot together.
@@ -205,7 +217,7 @@ impl Snapshots {
         for (name, file) in found(&draft.parts())? {
             let failed = |error| unusable("store a snapshot", &draft.parts().join(&name), error);
             let size = file.metadata().map_err(failed)?.len();
-            let digest = blocks::digest(&file, size).map_err(failed)?;
+            let digest = self.digest(&file).map_err(failed)?;
             file.sync_all().map_err(failed)?;
             parts.insert(name, Part { size: Bytes(size), digest });
         }
@@ -274,6 +286,7 @@ impl Snapshots {
                 fs::remove_file(entry.path()).map_err(failed)?;
             }
         }
+        lock(&self.read).retain(|_, digest| needed.contains(&digest.to_string()));
         Ok(())
     }
 
@@ -313,8 +326,8 @@ impl Snapshots {
 impl Stamp {
     fn of(file: &File) -> io::Result<Self> {
         let found = file.metadata()?;
-        let changed = (found.ctime(), found.ctime_nsec());
-        Ok(Self { device: found.dev(), inode: found.ino(), size: found.len(), changed })
+        let written = (found.mtime(), found.mtime_nsec());
+        Ok(Self { device: found.dev(), inode: found.ino(), size: found.len(), written })
     }
 }
 
@@ -357,4 +370,30 @@ fn unusable(operation: &'static str, path: &Path, error: io::Error) -> Error {
     let message = format!("`{}` cannot be used", path.display());
     let remedy = "make the directory writable for this user, with some space left";
     Error::new(ErrorCode::StateUnavailable, operation, message).remedy(remedy).source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_handed_over_again_is_read_once_until_it_changes() {
+        let state = tempfile::tempdir().unwrap();
+        let snapshots =
+            Snapshots::open(&StateDir::open(state.path().join("state")).unwrap()).unwrap();
+        let path = state.path().join("memory");
+        fs::write(&path, "before").unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let first = snapshots.digest(&open()).unwrap();
+        assert!(lock(&snapshots.read).is_empty(), "its next change could have the same time");
+        let long_ago = SystemTime::now() - 2 * SETTLED;
+        open().set_modified(long_ago).unwrap();
+        assert_eq!(snapshots.digest(&open()).unwrap(), first);
+        fs::hard_link(&path, state.path().join("again")).unwrap();
+        assert_eq!(lock(&snapshots.read).get(&Stamp::of(&open()).unwrap()), Some(&first));
+        fs::write(&path, "after!").unwrap();
+        assert_ne!(snapshots.digest(&open()).unwrap(), first);
+    }
 }
