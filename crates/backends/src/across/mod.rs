@@ -4,7 +4,11 @@
 //! Each end takes what the other one sends for hostile: bounded, parsed strictly, and resolved beneath
 //! its root by the kernel.
 
+#[cfg(any(feature = "microvm", feature = "ssh"))]
+pub(crate) mod far;
 pub mod frame;
+pub mod guest;
 pub mod pour;
 pub mod tree;
+pub mod vmm;
 pub mod words;
