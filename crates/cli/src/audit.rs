@@ -85,28 +85,15 @@ fn to_the_second(time: Timestamp) -> String {
 
 /// How a job ended, in a word or two.
 fn result(job: &Job) -> (Tone, String) {
-    match job.stopped.as_ref().and_then(outcome) {
+    match outcome(job) {
         None => (Tone::Fair, "no end".into()),
         Some(outcome) if outcome.success() => (Tone::Good, "exit 0".into()),
         Some(outcome) => (Tone::Bad, ending(&outcome.ending)),
     }
 }
 
-fn outcome(record: &Record) -> Option<&Outcome> {
-    match &record.event {
-        Event::Stopped { outcome, .. } => Some(outcome),
-        Event::Started { .. }
-        | Event::Created { .. }
-        | Event::Prepared { .. }
-        | Event::Captured { .. }
-        | Event::Restored { .. }
-        | Event::Destroyed { .. }
-        | Event::Decided { .. }
-        | Event::Refused { .. }
-        | Event::WorkspaceAcquired { .. }
-        | Event::WorkspaceReleased { .. }
-        | Event::Rotated { .. } => None,
-    }
+fn outcome(job: &Job) -> Option<&Outcome> {
+    job.stopped.as_ref()?.event.outcome()
 }
 
 fn ending(ending: &Ending) -> String {
@@ -176,7 +163,7 @@ fn details(job: &Job) -> Table<2> {
     add("started", vec![job.started.time.to_string()]);
     add("stopped", job.stopped.iter().map(|record| record.time.to_string()).collect());
     add("result", vec![result(job).1]);
-    if let Some(outcome) = job.stopped.as_ref().and_then(outcome) {
+    if let Some(outcome) = outcome(job) {
         add("reason", crate::reasons::reasons(outcome));
         add("used", used(outcome));
         add(

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +12,8 @@ use std::time::Duration;
 use stockade_backends::mock::{Fault, Faults, Mock, Script, Step};
 use stockade_core::*;
 use stockade_engine::*;
+
+use common::drop_after;
 
 struct Bench {
     engine: Engine,
@@ -369,19 +373,6 @@ async fn giving_up_at_any_await_leaves_nothing() {
         settle(&bench).await;
         bench.nothing_left().await;
     }
-}
-
-/// Polls a future this often, letting other tasks run in between, and then drops it.
-async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = Box::pin(future);
-    for _ in 0..polls {
-        let poll = std::future::poll_fn(|cx| std::task::Poll::Ready(future.as_mut().poll(cx)));
-        if let std::task::Poll::Ready(value) = poll.await {
-            return Some(value);
-        }
-        tokio::task::yield_now().await;
-    }
-    None
 }
 
 /// Lets the tasks that were left behind finish their work.

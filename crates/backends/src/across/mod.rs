@@ -1,4 +1,4 @@
-//! What the two ends of a sandbox on another host have in common: the words they exchange, and the
+//! What the two ends of a sandbox on another host, or in a machine of its own, have in common: the words they exchange, and the
 //! workspace that is copied there and whose changes come back.
 //!
 //! Each end takes what the other one sends for hostile: bounded, parsed strictly, and resolved beneath
@@ -8,6 +8,8 @@
 pub(crate) mod far;
 pub mod frame;
 pub mod guest;
+#[cfg(any(feature = "microvm", feature = "ssh"))]
+pub(crate) mod near;
 pub mod pour;
 pub mod tree;
 pub mod vmm;

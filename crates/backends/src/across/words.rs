@@ -167,11 +167,11 @@ impl From<&Error> for Failure {
 }
 
 impl Failure {
-    /// The public form, told of this host.
-    pub fn error(self, operation: &'static str, host: &str) -> Error {
+    /// The public form, told of whom the other side is called.
+    pub fn error(self, operation: &'static str, called: &str) -> Error {
         let known = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
         let code = known.unwrap_or(ErrorCode::Protocol);
-        let error = Error::new(code, operation, format!("host `{host}`: {}", self.message));
+        let error = Error::new(code, operation, format!("{called}: {}", self.message));
         match self.remedy {
             Some(remedy) => error.remedy(remedy),
             None => error,

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bollard::Docker as Api;
 use bollard::container::{AttachContainerResults, LogOutput};
 use bollard::models::ContainerCreateBody;
@@ -21,6 +22,7 @@ use tokio_util::io::StreamReader;
 
 use super::socket::{is_missing, is_underway};
 use super::{NAME, failed, plan};
+use crate::linux::brake::Stopper;
 use crate::linux::cgroup::Group;
 use crate::linux::find;
 use crate::linux::hold::Hold;
@@ -90,16 +92,6 @@ impl Container {
         Ok(Started { pid, pidfd, name: self.name.clone() })
     }
 
-    pub(super) async fn pause(&self) -> Result<()> {
-        let asked = self.api.pause_container(&self.name).await;
-        self.settled("pause", asked, true).await
-    }
-
-    pub(super) async fn resume(&self) -> Result<()> {
-        let asked = self.api.unpause_container(&self.name).await;
-        self.settled("resume", asked, false).await
-    }
-
     /// An engine refuses to do what is done already: then that is all that was wanted.
     async fn settled(
         &self,
@@ -111,6 +103,22 @@ impl Container {
         let found = self.api.inspect_container(&self.name, None::<InspectContainerOptions>).await;
         let state = found.ok().and_then(|found| found.state).and_then(|state| state.paused);
         if state == Some(paused) { Ok(()) } else { Err(failed(what, &error)) }
+    }
+}
+
+#[async_trait]
+impl Stopper for Container {
+    async fn set(&self, stop: bool) -> Result<()> {
+        match stop {
+            true => {
+                let asked = self.api.pause_container(&self.name).await;
+                self.settled("pause", asked, true).await
+            }
+            false => {
+                let asked = self.api.unpause_container(&self.name).await;
+                self.settled("resume", asked, false).await
+            }
+        }
     }
 }
 

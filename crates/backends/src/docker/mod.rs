@@ -11,7 +11,6 @@ mod images;
 mod list;
 mod plan;
 mod probe;
-mod sandbox;
 mod socket;
 mod tree;
 mod walls;
@@ -28,13 +27,14 @@ use stockade_core::{
 use tokio::sync::OnceCell;
 
 use crate::linux::archives::Archives;
+use crate::linux::brake::Brake;
 use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
+use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, hold, lock};
 use container::Container;
 use images::Image;
-use sandbox::DockerSandbox;
 use socket::Engine;
 
 pub use socket::Options;
@@ -125,7 +125,7 @@ impl Inner {
         admitted: &Admitted,
         image: &Image,
         purpose: Purpose,
-    ) -> Result<(DockerSandbox, Seen)> {
+    ) -> Result<(LinuxSandbox, Seen)> {
         let engine = self.engine().await?;
         let held = hold::take(&NAME, admitted.spec())?;
         let body = plan::body(id, admitted, engine, image)?;
@@ -144,7 +144,12 @@ impl Inner {
         }
         let user = plan::user(admitted.spec(), engine)?;
         let archives = Archives::new(NAME, admitted);
-        let sandbox = DockerSandbox { running, client, user, container, archives, boundary };
+        let kernel = match boundary {
+            Boundary::SharedKernel => Kernel::Shared,
+            _ => Kernel::Apart,
+        };
+        let brake = Brake::new(NAME, container);
+        let sandbox = LinuxSandbox { running, client, user, archives, brake, kernel };
         let one_user =
             boundary == Boundary::SharedKernel && walls::has_one_user(sandbox.running.pid);
         Ok((sandbox, Seen { boundary, loose, one_user }))
@@ -157,7 +162,7 @@ impl Inner {
         id: &SandboxId,
         admitted: &Admitted,
         purpose: Purpose,
-    ) -> Result<(DockerSandbox, Seen)> {
+    ) -> Result<(LinuxSandbox, Seen)> {
         let image = images::ready(self.engine().await?, admitted, &self.progress).await?;
         let turn = self.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());

@@ -11,8 +11,8 @@ mod platform;
 mod private;
 mod probe;
 mod runsc;
-mod sandbox;
 mod spawner;
+mod stopper;
 mod words;
 
 use std::collections::{BTreeSet, HashMap};
@@ -32,14 +32,16 @@ use tokio::net::unix::pipe;
 
 use private::Private;
 use runsc::{Platform, Runsc};
-use sandbox::{Brake, GvisorSandbox};
 use spawner::Spawner;
+use stopper::Runtime;
 use words::Words;
 
 use crate::linux::archives::Archives;
+use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House, throwaway};
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
+use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::site::{DEADLINE, Site};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, find, lock};
@@ -139,7 +141,7 @@ impl Inner {
         id: &SandboxId,
         admitted: &Admitted,
         platform: Platform,
-    ) -> Result<GvisorSandbox> {
+    ) -> Result<LinuxSandbox> {
         let runsc = self.runsc()?;
         let plan = plan::plan(admitted, runsc.rootless)?;
         let private = Private::make(id)?;
@@ -153,17 +155,13 @@ impl Inner {
         let child = child.map_err(|error| not_started(error, String::new()))?;
         let streams = self.keep(id, child, group, admitted)?;
         let (running, client) = greet(streams).await?;
-        Ok(GvisorSandbox {
+        Ok(LinuxSandbox {
             running,
             client,
             user: plan.user,
             archives: Archives::new(NAME, admitted),
-            brake: Arc::new(Brake {
-                runsc,
-                private,
-                id: id.clone(),
-                stopped: tokio::sync::Mutex::new(false),
-            }),
+            brake: Brake::new(NAME, Runtime { runsc, private, id: id.clone() }),
+            kernel: Kernel::Apart,
         })
     }
 

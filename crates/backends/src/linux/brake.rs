@@ -10,58 +10,58 @@ use tokio::sync::Mutex;
 
 use super::running::Running;
 
-/// Stops and continues everything inside.
+/// A way to stop and continue everything inside.
 #[async_trait]
-pub(crate) trait Brake: Send + Sync {
-    /// Idempotent. Returns when it is so.
+pub(crate) trait Stopper: Send + Sync {
+    /// Returns when it is so. Asked only for what is not so yet, one at a time.
     async fn set(&self, stop: bool) -> Result<()>;
 }
 
 /// The kernel's freezer of the sandbox's control group.
-pub(crate) struct Freezer {
+#[async_trait]
+impl Stopper for Arc<Running> {
+    async fn set(&self, stop: bool) -> Result<()> {
+        self.freeze(stop).await
+    }
+}
+
+/// Whether a sandbox is stopped, and the way to change that.
+pub(crate) struct Brake {
     backend: BackendName,
-    running: Arc<Running>,
+    stopper: Box<dyn Stopper>,
     stopped: Mutex<bool>,
 }
 
-impl Freezer {
-    pub(crate) fn new(backend: BackendName, running: &Arc<Running>) -> Self {
-        Self { backend, running: Arc::clone(running), stopped: Mutex::new(false) }
+impl Brake {
+    pub(crate) fn new(backend: BackendName, stopper: impl Stopper + 'static) -> Arc<Self> {
+        Arc::new(Self { backend, stopper: Box::new(stopper), stopped: Mutex::new(false) })
     }
 
-    /// Refuses what needs an answer from inside.
+    /// Idempotent. Returns when it is so.
+    pub(crate) async fn set(&self, stop: bool) -> Result<()> {
+        let mut stopped = self.stopped.lock().await;
+        if *stopped != stop {
+            self.stopper.set(stop).await?;
+            *stopped = stop;
+        }
+        Ok(())
+    }
+
+    /// Refuses what needs an answer from inside: it would wait for ever.
     pub(crate) async fn goes_on(&self, operation: &'static str) -> Result<()> {
         match *self.stopped.lock().await {
             false => Ok(()),
-            true => Err(stopped(self.backend.clone(), operation)),
+            true => Err(Error::new(ErrorCode::Invalid, operation, "the sandbox is paused")
+                .backend(self.backend.clone())
+                .remedy("resume it first")),
         }
-    }
-}
-
-/// It would wait for ever.
-pub(crate) fn stopped(backend: BackendName, operation: &'static str) -> Error {
-    Error::new(ErrorCode::Invalid, operation, "the sandbox is paused")
-        .backend(backend)
-        .remedy("resume it first")
-}
-
-#[async_trait]
-impl Brake for Freezer {
-    async fn set(&self, stop: bool) -> Result<()> {
-        let mut stopped = self.stopped.lock().await;
-        if *stopped == stop {
-            return Ok(());
-        }
-        self.running.freeze(stop).await?;
-        *stopped = stop;
-        Ok(())
     }
 }
 
 /// The control of a process whose sandbox may be stopped.
 pub(crate) struct Braked {
     pub control: Arc<dyn ProcessControl>,
-    pub brake: Arc<dyn Brake>,
+    pub brake: Arc<Brake>,
 }
 
 #[async_trait]

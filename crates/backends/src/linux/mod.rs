@@ -17,6 +17,8 @@ pub(crate) mod paths;
 pub(crate) mod private;
 pub(crate) mod ready;
 pub(crate) mod running;
+#[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
+pub(crate) mod sandbox;
 pub(crate) mod site;
 mod tally;
 #[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]

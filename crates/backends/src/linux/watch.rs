@@ -37,7 +37,6 @@ pub(crate) fn held(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
 
 /// The same where a kernel of its own counts for the guest: it takes waiting for the host's processor
 /// for use of it, so that only without a group's exact count its own has to do.
-#[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn held_apart(limits: &EffectiveLimits, running: &Running) -> Vec<(Limit, u64)> {
     let counted = running.group.as_ref().and_then(Group::cpu_time).is_some();
     if counted { Vec::new() } else { held(limits) }
@@ -140,6 +139,10 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Op
     let before = running.upgrade().map_or(0, |running| running.cpu_time().as_millis());
     let cpu = cpu.map(|most| Span::millis(before.saturating_add(most.as_millis())));
     let mut disk = DiskWatch::default();
+    if let Some(running) = running.upgrade() {
+        // What is there already; what is written from now on counts.
+        disk.exceeded(&running).await;
+    }
     loop {
         let Some(pace) = running.upgrade().map(|running| pace(&running)) else {
             return;
@@ -184,16 +187,14 @@ fn exceeded(running: &Running, cpu: Option<Span>) -> Option<LimitKind> {
 #[derive(Default)]
 struct DiskWatch {
     before: Option<u64>,
+    last: Option<(Instant, u64)>,
     next: Option<Instant>,
 }
 
 impl DiskWatch {
     async fn exceeded(&mut self, running: &Running) -> Option<LimitKind> {
         let (roots, most) = (running.written.clone(), running.limits.disk?);
-        if roots.is_empty() {
-            return None;
-        }
-        if self.next.is_some_and(|next| Instant::now() < next) {
+        if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
             return None;
         }
         let started = Instant::now();
@@ -204,14 +205,60 @@ impl DiskWatch {
         let counting = tokio::task::spawn_blocking(move || add_up(&roots, &wanted));
         let used = counting.await.ok()??;
         drop(waiting);
-        // A large tree is looked at seldom, so that looking never takes more than a tenth of the time.
-        self.next = Some(Instant::now() + DISK.max(started.elapsed() * 10));
+        let took = started.elapsed();
         let before = *self.before.get_or_insert(used);
+        let room = before.saturating_add(most.0).saturating_sub(used);
+        let grown = self.last.map(|(then, had)| (started - then, used.saturating_sub(had)));
+        self.last = Some((started, used));
+        self.next = Some(Instant::now() + until_next(took, room, grown));
         (used.saturating_sub(before) > most.0).then_some(LimitKind::Disk)
     }
+}
+
+/// When to look again: before what is left would be full at the pace it was filled at last. Looking takes
+/// a tenth of the time where little is written, and never more than a quarter.
+fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Duration {
+    let (soonest, latest) = (took * 3, DISK.max(took * 10));
+    let full = match grown {
+        // Nobody knows the pace yet.
+        None => Duration::ZERO,
+        Some((_, 0)) => latest,
+        Some((time, bytes)) => {
+            let full = time.as_secs_f64() * room as f64 / bytes as f64;
+            Duration::try_from_secs_f64(full).unwrap_or(latest)
+        }
+    };
+    full.clamp(soonest, latest)
 }
 
 fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<u64> {
     let mut counted = roots.iter().map(|root| disk::used(root, || wanted.strong_count() > 0));
     counted.try_fold(0_u64, |sum, used| Some(sum.saturating_add(used?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn millis(number: u64) -> Duration {
+        Duration::from_millis(number)
+    }
+
+    #[test]
+    fn what_is_filled_fast_is_looked_at_before_it_is_full() {
+        let next = |grown| until_next(millis(1), 64 * MIB, grown);
+        assert_eq!(next(None), millis(3), "the pace is not known yet");
+        assert_eq!(next(Some((millis(100), 0))), DISK);
+        assert_eq!(next(Some((millis(100), 64 * MIB))), millis(100));
+        assert_eq!(next(Some((millis(1), 640 * MIB))), millis(3));
+        assert_eq!(until_next(millis(1), 0, Some((millis(9), 1))), millis(3));
+    }
+
+    #[test]
+    fn a_large_tree_is_looked_at_seldom() {
+        assert_eq!(until_next(millis(100), u64::MAX, Some((millis(1), 1))), millis(1000));
+        assert_eq!(until_next(millis(100), 1, Some((millis(1), u64::MAX))), millis(300));
+    }
 }

@@ -20,6 +20,7 @@ use super::template::{Template, Wanted};
 use super::{Inner, NAME, failed, identity, sparse};
 use crate::across::near::{self, Bridge, Connection, Peer};
 use crate::across::words::HELLO;
+use crate::linux::archives::Archives;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths};
 
@@ -70,7 +71,8 @@ impl Inner {
         let peer = Peer { backend: NAME, called: "its machine".into(), capacity: None };
         let (inside, bridge) = near::build(peer, connection, id, admitted).await?;
         *live.bridge.lock().await = Some(bridge);
-        Ok(Arc::new(MicrovmSandbox::new(inside, Arc::clone(&live.brake))))
+        let (brake, archives) = (Arc::clone(&live.brake), Archives::new(NAME, admitted));
+        Ok(Arc::new(MicrovmSandbox::new(inside, brake, archives)))
     }
 
     /// Starts a copy of the template.

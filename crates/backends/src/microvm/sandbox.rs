@@ -11,17 +11,19 @@ use stockade_core::{
 };
 
 use crate::across::near::FarSandbox;
+use crate::linux::archives::Archives;
 use crate::linux::brake::{Brake, Braked};
 
 /// A sandbox in a machine of its own.
 pub(super) struct MicrovmSandbox {
     inside: FarSandbox,
     brake: Arc<Brake>,
+    archives: Archives,
 }
 
 impl MicrovmSandbox {
-    pub(super) fn new(inside: FarSandbox, brake: Arc<Brake>) -> Self {
-        Self { inside, brake }
+    pub(super) fn new(inside: FarSandbox, brake: Arc<Brake>, archives: Archives) -> Self {
+        Self { inside, brake, archives }
     }
 }
 
@@ -48,12 +50,14 @@ impl Sandbox for MicrovmSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         self.brake.goes_on("snapshot").await?;
-        self.inside.snapshot(kind, into).await
+        self.inside.bridge().push().await?;
+        self.archives.take(self.inside.client(), kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
         self.brake.goes_on("restore").await?;
-        self.inside.restore(from).await
+        self.archives.bring_back(self.inside.client(), from).await?;
+        self.inside.bridge().pull().await
     }
 
     async fn pause(&self) -> Result<()> {

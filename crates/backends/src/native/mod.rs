@@ -5,7 +5,6 @@
 
 mod plan;
 mod probe;
-mod sandbox;
 #[cfg(feature = "across")]
 mod walls;
 
@@ -21,14 +20,14 @@ use stockade_core::{
 };
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
-use sandbox::NativeSandbox;
 #[cfg(feature = "across")]
 pub use walls::{Execution, Walls};
 
 use crate::linux::archives::Archives;
-use crate::linux::brake::Freezer;
+use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
+use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::site::{DEADLINE, Site};
 use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
 
@@ -104,13 +103,14 @@ impl Native {
         Ok((built, ours))
     }
 
-    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<NativeSandbox> {
+    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<LinuxSandbox> {
         let (built, ours) = self.erect(id, admitted).await?;
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
         let user = plan::user(admitted.spec());
         let archives = Archives::new(NAME, admitted);
-        let freezer = Arc::new(Freezer::new(NAME, &running));
-        Ok(NativeSandbox { running, client, user, archives, freezer })
+        let brake = Brake::new(NAME, Arc::clone(&running));
+        let kernel = Kernel::Shared;
+        Ok(LinuxSandbox { running, client, user, archives, brake, kernel })
     }
 
     /// Ends what is there of a sandbox that this value did not make.

@@ -91,7 +91,7 @@ fn read(host: &Host, status: std::process::ExitStatus, answer: &str, said: &str)
     // Whatever a login shell prints comes before it.
     let line = answer.lines().last().unwrap_or_default();
     match serde_json::from_str(line) {
-        Ok(Said::Failed(failure)) => Err(failure.error("connect", &host.name)),
+        Ok(Said::Failed(failure)) => Err(failure.error("connect", &host.peer().called)),
         Ok(said) => Ok(said),
         Err(_) if is_missing(status) => {
             let remedy = "see whether programs may be run from `~/.cache` there";

@@ -13,6 +13,7 @@ use tokio::process::Command;
 use tokio::sync::Semaphore;
 
 use super::NAME;
+use crate::across::near::Peer;
 
 /// How long a connection that nobody uses stays, in seconds: less than what a killed engine may leave
 /// behind for a while.
@@ -76,6 +77,12 @@ impl Host {
     pub(super) fn failed(&self, operation: &'static str, what: impl std::fmt::Display) -> Error {
         let message = format!("host `{}`: {what}", self.name);
         Error::new(ErrorCode::Unavailable, operation, message).backend(NAME)
+    }
+
+    /// This host as the near end of a sandbox calls it.
+    pub(super) fn peer(&self) -> Peer {
+        let called = format!("host `{}`", self.name);
+        Peer { backend: NAME, called, capacity: self.capacity }
     }
 
     /// A call of `ssh` that has this script run there, by whatever login shell.

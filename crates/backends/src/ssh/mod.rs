@@ -4,14 +4,10 @@
 //! A host on which the walls cannot be built is refused, never used bare, and one whose key is not known
 //! is not connected to. `docs/backends/ssh.md` says what this does not protect from.
 
-mod bridge;
 mod carry;
 mod create;
-mod files;
 mod host;
-mod link;
 mod probe;
-mod sandbox;
 mod start;
 mod trouble;
 
@@ -27,8 +23,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::across::far::SUM;
+use crate::across::near::Bridge;
 use crate::across::words::{Ask, Said};
-use bridge::Bridge;
 pub use host::Host;
 
 /// The ssh backend's name.

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
-use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
+use tokio::process::Child;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::NAME;
 use super::carry::{carry, is_missing, said, start_script};
 use super::host::{CONNECTING, Host};
 use super::trouble::{no_connection, no_ssh};
+use crate::across::near::Connection;
 use crate::across::words::HELLO;
 
 /// How long connecting and the first word may take.
@@ -22,17 +24,18 @@ const LAST_WORD: Duration = Duration::from_secs(5);
 /// The most that a login shell may print before.
 const CHATTER: usize = 64 * 1024;
 
-/// A connection on which the other side has said its first word.
-pub(super) struct Started {
-    /// The `ssh` that carries it. It is killed when this is dropped.
-    pub child: Child,
-    pub input: ChildStdin,
-    pub output: BufReader<ChildStdout>,
-    pub stderr: Option<ChildStderr>,
+/// The `ssh` that carries a connection, which is killed when this is dropped, and who reads what it says
+/// beside it.
+struct Carrier(#[expect(dead_code, reason = "held for its end")] Child, AbortHandle);
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        self.1.abort();
+    }
 }
 
 /// Connects, carrying the program there first if it has to be.
-pub(super) async fn start(host: &Host) -> Result<Started> {
+pub(super) async fn start(host: &Host) -> Result<Connection> {
     if let Some(started) = attempt(host).await? {
         return Ok(started);
     }
@@ -45,7 +48,7 @@ pub(super) async fn start(host: &Host) -> Result<Started> {
 }
 
 /// Nothing if the program is not there.
-async fn attempt(host: &Host) -> Result<Option<Started>> {
+async fn attempt(host: &Host) -> Result<Option<Connection>> {
     // Never closed, so always given.
     let _one_of_few = CONNECTING.acquire().await.ok();
     let mut call = host.call(&start_script("serve"))?;
@@ -62,7 +65,15 @@ async fn attempt(host: &Host) -> Result<Option<Started>> {
             let message = format!("host `{}` said nothing for {FIRST_WORD:?}", host.name);
             Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
         }
-        Ok(true) => Ok(Some(Started { child, input, output, stderr })),
+        Ok(true) => {
+            // So that nobody there waits for somebody to read it.
+            let reading = tokio::spawn(async move { drop(said(stderr).await) }).abort_handle();
+            Ok(Some(Connection {
+                input: Box::new(input),
+                output: Box::new(output),
+                carrier: Box::new(Carrier(child, reading)),
+            }))
+        }
         Ok(false) => {
             // Whoever still reads or writes there is not waited for.
             drop((input, output));

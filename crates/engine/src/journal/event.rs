@@ -149,6 +149,24 @@ pub enum Event {
 }
 
 impl Event {
+    /// How an execution ended, if this is its end.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        match self {
+            Self::Stopped { outcome, .. } => Some(outcome),
+            Self::Started { .. }
+            | Self::Created { .. }
+            | Self::Prepared { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
+            | Self::Destroyed { .. }
+            | Self::Decided { .. }
+            | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
+        }
+    }
+
     /// The execution this is about.
     pub fn job(&self) -> Option<&JobId> {
         match self {

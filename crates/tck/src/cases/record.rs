@@ -27,20 +27,7 @@ fn job(kit: &Kit, job: &JobId) -> Verdict<Job> {
 }
 
 fn recorded(job: &Job) -> Option<&Outcome> {
-    match &job.stopped.as_ref()?.event {
-        Event::Stopped { outcome, .. } => Some(outcome),
-        Event::Started { .. }
-        | Event::Created { .. }
-        | Event::Prepared { .. }
-        | Event::Captured { .. }
-        | Event::Restored { .. }
-        | Event::Destroyed { .. }
-        | Event::Decided { .. }
-        | Event::Refused { .. }
-        | Event::WorkspaceAcquired { .. }
-        | Event::WorkspaceReleased { .. }
-        | Event::Rotated { .. } => None,
-    }
+    job.stopped.as_ref()?.event.outcome()
 }
 
 async fn attributed(kit: Kit) -> Verdict {

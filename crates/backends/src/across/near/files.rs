@@ -10,7 +10,7 @@ use stockade_core::{Entry, Files, Result, SandboxPath, WORKSPACE_ROOT};
 
 use super::bridge::Bridge;
 
-pub(super) struct Synced {
+pub(crate) struct Synced {
     client: Arc<AgentClient>,
     bridge: Arc<Bridge>,
 }

@@ -1,4 +1,5 @@
-//! A native sandbox: the agent's client, with the host's counters behind it.
+//! A sandbox behind whose walls an agent runs: its client, with the host's counters behind it. The same for
+//! every backend that hands back an agent's pipe.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,23 +11,33 @@ use stockade_core::{
     SnapshotKind, User,
 };
 
-use crate::linux::archives::Archives;
-use crate::linux::brake::{Brake, Braked, Freezer};
-use crate::linux::running::Running;
-use crate::linux::settle;
-use crate::linux::watch::{Watched, held};
+use super::archives::Archives;
+use super::brake::{Brake, Braked};
+use super::running::Running;
+use super::settle;
+use super::watch::{Watched, held, held_apart};
 
-pub(super) struct NativeSandbox {
+/// Whose clock tells what a command has used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// The host's own.
+    Shared,
+    /// One between the guest and the host.
+    Apart,
+}
+
+pub(crate) struct LinuxSandbox {
     pub running: Arc<Running>,
     pub client: AgentClient,
     /// Whom everything in it runs as.
     pub user: User,
     pub archives: Archives,
-    pub freezer: Arc<Freezer>,
+    pub brake: Arc<Brake>,
+    pub kernel: Kernel,
 }
 
 #[async_trait]
-impl Sandbox for NativeSandbox {
+impl Sandbox for LinuxSandbox {
     fn id(&self) -> &SandboxId {
         &self.running.id
     }
@@ -37,8 +48,12 @@ impl Sandbox for NativeSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = settle(command, self.user);
-        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
-        let brake: Arc<dyn Brake> = Arc::clone(&self.freezer) as _;
+        let each = match self.kernel {
+            Kernel::Shared => held(limits),
+            Kernel::Apart => held_apart(limits, &self.running),
+        };
+        let Process { events, control } = self.client.spawn(&command, &each).await?;
+        let brake = Arc::clone(&self.brake);
         let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
         let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
         Ok(Process { events, control })
@@ -49,20 +64,20 @@ impl Sandbox for NativeSandbox {
     }
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
-        self.freezer.goes_on("snapshot").await?;
+        self.brake.goes_on("snapshot").await?;
         self.archives.take(&self.client, kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
-        self.freezer.goes_on("restore").await?;
+        self.brake.goes_on("restore").await?;
         self.archives.bring_back(&self.client, from).await
     }
 
     async fn pause(&self) -> Result<()> {
-        self.freezer.set(true).await
+        self.brake.set(true).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.freezer.set(false).await
+        self.brake.set(false).await
     }
 }

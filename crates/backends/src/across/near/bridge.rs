@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::link::{Link, Shared};
-use super::{NAME, lock};
+use super::lock;
 use crate::across::words::{Ask, Tell};
 
 /// The workspace's two copies.
-pub(super) struct Bridge {
+pub(crate) struct Bridge {
     pub link: Arc<Link>,
     /// The caller's own directory, if the workspace is one.
     tree: Option<Shared>,
@@ -67,9 +67,9 @@ impl Bridge {
         match parted.filter(|_| !told) {
             Some(error) => {
                 let message = format!("not everything was brought back: {}", error.message());
-                Err(Error::new(error.code(), "destroy", message).backend(NAME).source(error))
+                Err(self.link.peer().error(error.code(), "destroy", message).source(error))
             }
-            None => named(&conflicts),
+            None => self.named(&conflicts),
         }
     }
 
@@ -117,17 +117,18 @@ impl Bridge {
         self.ask("copy the workspace", &Ask::Pull).await?;
         self.together()
     }
-}
 
-fn named(conflicts: &BTreeSet<String>) -> Result<()> {
-    if conflicts.is_empty() {
-        return Ok(());
+    fn named(&self, conflicts: &BTreeSet<String>) -> Result<()> {
+        if conflicts.is_empty() {
+            return Ok(());
+        }
+        let named: Vec<_> = conflicts.iter().take(10).map(|path| format!("`{path}`")).collect();
+        let more = if conflicts.len() > named.len() { " and others" } else { "" };
+        let message = format!(
+            "changed here and in the sandbox, and left as here: {}{more}",
+            named.join(", ")
+        );
+        let error = self.link.peer().error(ErrorCode::Denied, "destroy", message);
+        Err(error.remedy("do not change files that a sandbox works on a copy of"))
     }
-    let named: Vec<_> = conflicts.iter().take(10).map(|path| format!("`{path}`")).collect();
-    let more = if conflicts.len() > named.len() { " and others" } else { "" };
-    let message =
-        format!("changed here and in the sandbox, and left as here: {}{more}", named.join(", "));
-    Err(Error::new(ErrorCode::Denied, "destroy", message)
-        .backend(NAME)
-        .remedy("do not change files that a sandbox on another host works on"))
 }

@@ -1,5 +1,5 @@
-//! A sandbox on another host: the agent's client over the connection, and the other host's counts behind
-//! it.
+//! A sandbox that another host or machine builds: the agent's client over the connection, and the counts of
+//! the other side behind it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,8 +20,8 @@ use crate::across::words::{Ask, How, Tell};
 use crate::linux::settle;
 use crate::linux::watch::held;
 
-/// A sandbox on another host.
-pub(super) struct SshSandbox {
+/// A sandbox that another host or machine builds.
+pub(crate) struct FarSandbox {
     id: SandboxId,
     user: User,
     bridge: Arc<Bridge>,
@@ -30,16 +30,28 @@ pub(super) struct SshSandbox {
     last: AtomicU32,
 }
 
-impl SshSandbox {
+impl FarSandbox {
     pub fn new(id: SandboxId, user: User, bridge: Arc<Bridge>, client: AgentClient) -> Self {
         let client = Arc::new(client);
         let files = Synced::new(Arc::clone(&client), Arc::clone(&bridge));
         Self { id, user, bridge, client, files, last: AtomicU32::new(0) }
     }
+
+    /// The agent there.
+    #[cfg(feature = "microvm")]
+    pub fn client(&self) -> &AgentClient {
+        &self.client
+    }
+
+    /// The workspace's two copies.
+    #[cfg(feature = "microvm")]
+    pub fn bridge(&self) -> &Bridge {
+        &self.bridge
+    }
 }
 
 #[async_trait]
-impl Sandbox for SshSandbox {
+impl Sandbox for FarSandbox {
     fn id(&self) -> &SandboxId {
         &self.id
     }

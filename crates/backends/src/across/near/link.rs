@@ -2,20 +2,20 @@
 //! heart that beats. When it is lost, everything that goes over it is, and the other side ends by itself.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_core::{Error, ErrorCode, ProcessControl, Result};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
-use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::io::{
+    AsyncBufRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf,
+    duplex, split,
+};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-use super::NAME;
-use super::host::Host;
-use super::start::Started;
+use super::{Connection, Peer, lock};
 use crate::across::frame::Frame;
 use crate::across::pour;
 use crate::across::tree::{Conflict, Tree, TreeError};
@@ -33,7 +33,7 @@ const PIPE: usize = 256 * 1024;
 const PIECE: usize = 64 * 1024;
 
 /// One end of a workspace, shared with the threads that read and write it.
-pub(super) type Shared = Arc<Mutex<Tree>>;
+pub(crate) type Shared = Arc<Mutex<Tree>>;
 type Controls = Arc<Mutex<HashMap<u32, Slot>>>;
 
 /// An execution that the other side may want ended.
@@ -47,7 +47,7 @@ enum Slot {
 
 /// What was answered, and what had changed here too of that which came with it, or why it could not be
 /// taken over.
-pub(super) type Answer = (Tell, Result<Vec<Conflict>>);
+pub(crate) type Answer = (Tell, Result<Vec<Conflict>>);
 type Taking = (mpsc::Sender<Bytes>, JoinHandle<Result<Vec<Conflict>, TreeError>>);
 
 /// What arrives for whoever has asked something.
@@ -57,27 +57,23 @@ enum Heard {
 }
 
 /// One connection.
-pub(super) struct Link {
-    host: Host,
+pub(crate) struct Link {
+    peer: Peer,
     out: mpsc::Sender<Bytes>,
     /// Held from a request to its answer.
     heard: tokio::sync::Mutex<mpsc::Receiver<Heard>>,
     controls: Controls,
-    child: Mutex<Option<Child>>,
+    carrier: Mutex<Option<Box<dyn Send>>>,
     tasks: Vec<AbortHandle>,
 }
 
 /// This side's end of the agent's pipe.
-pub(super) type Pipe = DuplexStream;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) type Pipe = DuplexStream;
 
 impl Link {
     /// Takes a connection into use.
-    pub fn new(host: &Host, started: Started) -> (Arc<Self>, Pipe) {
-        let Started { child, input, output, stderr } = started;
+    pub fn new(peer: Peer, connection: Connection) -> (Arc<Self>, Pipe) {
+        let Connection { input, output, carrier } = connection;
         let (ours, theirs) = duplex(PIPE);
         let (from_client, to_client) = split(theirs);
         let (out, waiting) = mpsc::channel(WAITING);
@@ -89,29 +85,27 @@ impl Link {
             tokio::spawn(reader.read(output)).abort_handle(),
             tokio::spawn(pump(from_client, out.clone())).abort_handle(),
             tokio::spawn(beat(out.clone())).abort_handle(),
-            // So that nobody there waits for somebody to read it.
-            tokio::spawn(async move { drop(super::carry::said(stderr).await) }).abort_handle(),
         ];
         let heard = tokio::sync::Mutex::new(heard);
-        let child = Mutex::new(Some(child));
-        (Arc::new(Self { host: host.clone(), out, heard, controls, child, tasks }), ours)
+        let carrier = Mutex::new(Some(carrier));
+        (Arc::new(Self { peer, out, heard, controls, carrier, tasks }), ours)
     }
 
-    /// The host on the other side.
-    pub fn host(&self) -> &Host {
-        &self.host
+    /// Who is on the other side.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
     }
 
     pub fn lost(&self, operation: &'static str) -> Error {
-        let message = format!("the connection to host `{}` was lost", self.host.name);
-        Error::new(ErrorCode::Unavailable, operation, message).backend(NAME)
+        let message = format!("the connection to {} was lost", self.peer);
+        self.peer.error(ErrorCode::Unavailable, operation, message)
     }
 
     /// Ends the connection. Idempotent.
     pub fn close(&self) {
         self.tasks.iter().for_each(AbortHandle::abort);
         // Killed with it: what it would still say is of no interest.
-        drop(lock(&self.child).take());
+        drop(lock(&self.carrier).take());
         lock(&self.controls).clear();
     }
 
@@ -162,7 +156,7 @@ impl Drop for Link {
 }
 
 /// One request and its answer.
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     heard: tokio::sync::MutexGuard<'a, mpsc::Receiver<Heard>>,
     link: &'a Link,
     open: bool,
@@ -179,7 +173,7 @@ impl Turn<'_> {
             (any, self.open) = (true, true);
             self.link.send(Frame::Tree(piece)).await?;
         }
-        packing.await.map_err(thread)?.map_err(not_read)?;
+        packing.await.map_err(thread)?.map_err(|error| self.not_read(error))?;
         Ok(any)
     }
 
@@ -204,15 +198,13 @@ impl Turn<'_> {
             None => Ok(Vec::new()),
             Some((pieces, taken)) => {
                 drop(pieces);
-                taken.await.map_err(thread)?.map_err(not_placed)
+                taken.await.map_err(thread)?.map_err(|error| self.not_placed(error))
             }
         };
         let tell = told?;
         self.open = false;
         match tell {
-            Tell::Failed(failure) => {
-                Err(failure.error(operation, &self.link.host.name).backend(NAME))
-            }
+            Tell::Failed(failure) => Err(self.link.peer.failed(operation, failure)),
             tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => Ok((tell, taken)),
         }
     }
@@ -240,8 +232,20 @@ impl Turn<'_> {
     }
 
     fn broken(&self, operation: &'static str) -> Error {
-        let message = format!("host `{}` sends what nobody asked for", self.link.host.name);
-        Error::new(ErrorCode::Protocol, operation, message).backend(NAME)
+        let message = format!("{} sends what nobody asked for", self.link.peer);
+        self.link.peer.error(ErrorCode::Protocol, operation, message)
+    }
+
+    fn not_read(&self, error: TreeError) -> Error {
+        self.link
+            .peer
+            .error(ErrorCode::Denied, "copy the workspace", error.to_string())
+            .remedy("make everything in the workspace readable, or move it elsewhere")
+    }
+
+    fn not_placed(&self, error: TreeError) -> Error {
+        let message = format!("changes could not be taken over: {error}");
+        self.link.peer.error(ErrorCode::Denied, "copy the workspace", message)
     }
 }
 
@@ -263,24 +267,13 @@ fn thread(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::System, "copy the workspace", "a thread ended").source(error)
 }
 
-fn not_read(error: TreeError) -> Error {
-    Error::new(ErrorCode::Denied, "copy the workspace", error.to_string())
-        .backend(NAME)
-        .remedy("make everything in the workspace readable, or move it elsewhere")
-}
-
-fn not_placed(error: TreeError) -> Error {
-    let message = format!("changes could not be taken over: {error}");
-    Error::new(ErrorCode::Denied, "copy the workspace", message).backend(NAME)
-}
-
 /// Ends an execution; whether it worked is seen on the other side.
 fn end(control: &Arc<dyn ProcessControl>) {
     let control = Arc::clone(control);
     tokio::spawn(async move { control.kill().await });
 }
 
-async fn write(mut waiting: mpsc::Receiver<Bytes>, mut input: ChildStdin) {
+async fn write(mut waiting: mpsc::Receiver<Bytes>, mut input: impl AsyncWrite + Unpin) {
     while let Some(bytes) = waiting.recv().await {
         if input.write_all(&bytes).await.is_err() {
             return;
@@ -318,7 +311,7 @@ struct Reader {
 
 impl Reader {
     /// Until the connection is lost or makes no sense: what hangs on it ends with this.
-    async fn read(mut self, mut output: tokio::io::BufReader<ChildStdout>) {
+    async fn read(mut self, mut output: impl AsyncBufRead + Unpin) {
         while let Ok(Some(frame)) = Frame::read(&mut output).await {
             let fits = match frame {
                 Frame::Beat => true,

@@ -1,0 +1,143 @@
+//! The near end of a sandbox that another host or a virtual machine builds: one connection to the program
+//! there, over which the agent's pipe, a few requests and the workspace's changes go.
+
+mod bridge;
+mod files;
+mod link;
+mod sandbox;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stockade_agent::client::AgentClient;
+use stockade_core::{
+    Admitted, BackendName, Error, ErrorCode, HostPath, Image, Result, SandboxId, SandboxSpec, Workspace,
+};
+use tokio::io::{AsyncBufRead, AsyncWrite};
+
+use super::tree::{Side, Tree};
+use super::words::{Ask, Failure};
+use crate::native::Native;
+pub(crate) use bridge::Bridge;
+use link::{Link, Pipe, Shared};
+pub(crate) use sandbox::FarSandbox;
+
+/// How long the agent there may take to say its first word.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// What may come back at once where nothing bounds what the guest may write.
+const MOST: u64 = 1 << 40;
+
+/// Who is on the other side, as messages call it.
+#[derive(Clone)]
+pub(crate) struct Peer {
+    /// Whose sandbox it is.
+    pub backend: BackendName,
+    /// Such as "host `build-7`".
+    pub called: String,
+    /// How many sandboxes may live there at once.
+    pub capacity: Option<u32>,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.called)
+    }
+}
+
+impl Peer {
+    fn error(&self, code: ErrorCode, operation: &'static str, message: impl Into<String>) -> Error {
+        Error::new(code, operation, message).backend(self.backend.clone())
+    }
+
+    /// What the other side says went wrong.
+    fn failed(&self, operation: &'static str, failure: Failure) -> Error {
+        failure.error(operation, &self.called).backend(self.backend.clone())
+    }
+}
+
+/// A connection on which the other side has said its first word.
+pub(crate) struct Connection {
+    pub input: Box<dyn AsyncWrite + Send + Unpin>,
+    pub output: Box<dyn AsyncBufRead + Send + Unpin>,
+    /// Whatever carries it. It ends when this is dropped.
+    pub carrier: Box<dyn Send>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the workspace can be carried there, before anything is asked of the other side.
+pub(crate) fn check_workspace(backend: &BackendName, admitted: &Admitted) -> Result<()> {
+    workspace(backend, admitted).map(drop)
+}
+
+/// The caller's own copy, if the workspace is a directory.
+fn workspace(backend: &BackendName, admitted: &Admitted) -> Result<Option<Shared>> {
+    let growth = admitted.limits().disk.map_or(MOST, |disk| disk.0);
+    let unusable = |path: &HostPath, error| {
+        let message = format!("workspace: `{path}` cannot be used");
+        Error::new(ErrorCode::Invalid, "create", message)
+            .backend(backend.clone())
+            .remedy("name a directory that exists and that you may read")
+            .source(error)
+    };
+    match &admitted.spec().workspace {
+        Workspace::Ephemeral => Ok(None),
+        Workspace::Local(path) => {
+            let tree = Tree::open(path.as_path(), Side::Near, growth);
+            tree.map(|tree| Some(Arc::new(Mutex::new(tree)))).map_err(|error| unusable(path, error))
+        }
+        // Not admitted on such a backend.
+        Workspace::Overlay(layers) => {
+            Err(unusable(&layers.upper, std::io::Error::from(std::io::ErrorKind::Unsupported)))
+        }
+    }
+}
+
+/// Has the other side build a sandbox, with a copy of the workspace.
+pub(crate) async fn build(
+    peer: Peer,
+    connection: Connection,
+    id: &SandboxId,
+    admitted: &Admitted,
+) -> Result<(FarSandbox, Arc<Bridge>)> {
+    let tree = workspace(&peer.backend, admitted)?;
+    let (link, pipe) = Link::new(peer, connection);
+    request(&link, id, admitted, tree.as_ref()).await?;
+    let writable = !admitted.spec().read_only;
+    let bridge = Arc::new(Bridge::new(link, tree, writable));
+    let client = connect(pipe).await?;
+    let user = Native::user(admitted.spec());
+    Ok((FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client), bridge))
+}
+
+/// A place, the workspace, and walls, in one go.
+async fn request(
+    link: &Arc<Link>,
+    id: &SandboxId,
+    admitted: &Admitted,
+    tree: Option<&Shared>,
+) -> Result<()> {
+    let mut turn = link.turn().await;
+    let capacity = link.peer().capacity;
+    turn.say(&Ask::Open { id: id.clone(), capacity }).await?;
+    if let Some(tree) = tree {
+        turn.tree(tree).await?;
+    }
+    // Its image is what the other side has, and what stands between is not its to judge.
+    let (boundaries, image) = (Default::default(), Image::Host);
+    let spec = Box::new(SandboxSpec { boundaries, image, ..admitted.spec().clone() });
+    let create = Ask::Create { spec, enforcement: admitted.enforcement().to_vec() };
+    turn.ask("create", &create, None).await.map(drop)?;
+    if let Some(tree) = tree {
+        lock(tree).agreed(&[]);
+    }
+    Ok(())
+}
+
+async fn connect(pipe: Pipe) -> Result<AgentClient> {
+    let (reader, writer) = tokio::io::split(pipe);
+    AgentClient::connect_halves(reader, writer, DEADLINE).await
+}

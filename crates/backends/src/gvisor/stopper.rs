@@ -1,0 +1,42 @@
+//! Stops and continues a whole sandbox by asking the runtime.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+
+use super::NAME;
+use super::private::Private;
+use super::runsc::Runsc;
+use crate::linux::brake::Stopper;
+
+/// How long the runtime may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The runtime of one sandbox.
+pub(super) struct Runtime {
+    pub runsc: Runsc,
+    pub private: Private,
+    pub id: SandboxId,
+}
+
+#[async_trait]
+impl Stopper for Runtime {
+    async fn set(&self, stop: bool) -> Result<()> {
+        let verb = if stop { "pause" } else { "resume" };
+        let mut command = self.runsc.ask(verb, &self.private, &self.id);
+        command.stderr(Stdio::null());
+        let mut asked = tokio::process::Command::from(command);
+        let failed = |what: String| {
+            Error::new(ErrorCode::System, verb, format!("runsc {verb} {what}")).backend(NAME)
+        };
+        let answer = asked.kill_on_drop(true).status();
+        match tokio::time::timeout(ANSWER, answer).await {
+            Err(_) => Err(failed(format!("said nothing for {} s", ANSWER.as_secs()))),
+            Ok(Err(error)) => Err(failed("cannot be started".into()).source(error)),
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(failed(format!("failed: {status}"))),
+        }
+    }
+}
