@@ -123,6 +123,7 @@ pub async fn second(native: Native) -> io::Result<()> {
     // Here the machine is copied: what follows happens once in each copy.
     let identity: Identity = serde_json::from_slice(&read_line(&mut port)?)?;
     identity::take(&identity)?;
+    native.call_machine(identity::own(&identity));
     let (input, output) = streams::port(port)?;
     serve::serve(native, Ok(base), input, output, None).await
 }

@@ -8,9 +8,10 @@ use std::path::Path;
 use rustix::system::sethostname;
 use rustix::time::{ClockId, Timespec, clock_settime};
 use stockade_backends::across::guest::Identity;
+use stockade_backends::native::Own;
 
 /// Where the files lie that sandboxes see in place of those that all copies have in common.
-pub const OWN: &str = "/run/own";
+const OWN: &str = "/run/own";
 /// Takes what was added into use at once: RNDRESEEDCRNG.
 const RESEED: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(b'R', 7);
 
@@ -27,6 +28,16 @@ pub fn take(identity: &Identity) -> io::Result<()> {
     let own = Path::new(OWN);
     fs::write(own.join("machine-id"), format!("{}\n", identity.machine_id))?;
     fs::write(own.join("boot-id"), format!("{}\n", dashed(&identity.boot_id)))
+}
+
+/// What sandboxes are told of it.
+pub fn own(identity: &Identity) -> Own {
+    let own = Path::new(OWN);
+    Own {
+        hostname: identity.hostname.clone(),
+        machine_id: own.join("machine-id"),
+        boot_id: own.join("boot-id"),
+    }
 }
 
 fn reseed(seed: &[u8]) -> io::Result<()> {

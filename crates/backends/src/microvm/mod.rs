@@ -67,6 +67,8 @@ pub struct Microvm(Arc<Inner>);
 
 struct Inner {
     options: Options,
+    /// Builds the walls around what runs machines and what packs their roots.
+    native: Arc<Native>,
     workshop: OnceLock<Workshop>,
     live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     swept: tokio::sync::OnceCell<()>,
@@ -82,6 +84,7 @@ impl Microvm {
     pub fn new(options: Options) -> Self {
         Self(Arc::new(Inner {
             options,
+            native: Arc::new(Native::new()),
             workshop: OnceLock::new(),
             live: Mutex::default(),
             swept: tokio::sync::OnceCell::new(),
@@ -102,8 +105,8 @@ impl Inner {
                 .remedy("install the package qemu-system-x86"));
         }
         let store = Store::open(self.options.cache.clone())?;
-        let driver = Arc::new(Qemu::new(store.program()?));
-        let made = Workshop { store, native: Arc::new(Native::new()), driver };
+        let driver = Arc::new(Qemu::new(Arc::clone(&self.native), store.program()?));
+        let made = Workshop { store, native: Arc::clone(&self.native), driver };
         Ok(self.workshop.get_or_init(|| made))
     }
 
@@ -118,19 +121,18 @@ impl Inner {
     }
 
     async fn measure(&self) -> Result<Capabilities> {
-        let template = self.workshop()?.ready(&self.usual()).await?;
-        Ok(probe::adapted(Boundary::Emulated, &template.measured))
+        let workshop = self.workshop()?;
+        let template = workshop.ready(&self.usual()).await?;
+        Ok(probe::adapted(workshop.driver.boundary(), &template.measured))
     }
 
     /// Ends a sandbox and removes every trace, whoever made it.
     async fn end(&self, id: &SandboxId) -> Result<()> {
         let live = lock(&self.live).get(id).cloned();
+        // Told when nothing is left, unless something is.
         let told = match live {
             Some(live) => live.end().await,
-            None => {
-                self.workshop()?.driver.clear(id).await?;
-                Ok(())
-            }
+            None => self.native.destroy(id).await,
         };
         private::remove(id)?;
         lock(&self.live).remove(id);
@@ -144,6 +146,9 @@ impl Inner {
             for id in private::ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
                 // Whoever comes next tries again.
                 let _ = self.end(id).await;
+            }
+            if let Ok(workshop) = self.workshop() {
+                workshop.store.tidy();
             }
         };
         self.swept.get_or_init(|| sweep).await;

@@ -135,6 +135,16 @@ impl Store {
         Ok(maker)
     }
 
+    /// Removes what others left half-way, unless somebody is making something.
+    pub(super) fn tidy(&self) {
+        let lock = File::options().create(true).append(true).open(self.0.join("lock"));
+        if let Ok(lock) = lock
+            && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            Maker { store: self.clone(), _lock: lock }.tidy();
+        }
+    }
+
     fn entries(&self, kind: &str) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.0.join(kind)).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect()

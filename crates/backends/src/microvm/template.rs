@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::{Bytes, Capabilities, EffectiveLimits, Result, SandboxId};
+use stockade_core::{Backend, Bytes, Capabilities, EffectiveLimits, Result, SandboxId};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::time::timeout;
 
@@ -134,7 +134,7 @@ impl Workshop {
         let machine = furnish(wanted, kernel, image, &draft).await?;
         let private = Private::make(&linux::trial_id())?;
         let made = self.run(&machine, private.id(), private.path(), &draft).await;
-        let ended = self.driver.clear(private.id()).await;
+        let ended = self.native.destroy(private.id()).await;
         private.remove()?;
         let measured = made.and_then(|measured| ended.map(|()| measured))?;
         let spare = [&machine.kernel, &machine.initramfs];
@@ -294,8 +294,8 @@ mod tests {
     async fn a_copy_of_a_machine_answers_and_is_somebody_else() {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
         let store = Store::open(Some(place.path().join("store"))).unwrap();
-        let driver = Arc::new(Qemu::new(store.program().unwrap()));
         let native = Arc::new(Native::new());
+        let driver = Arc::new(Qemu::new(Arc::clone(&native), store.program().unwrap()));
         let workshop = Workshop { store, native, driver: Arc::clone(&driver) as _ };
         let limits = Limits::default();
         let wanted = Wanted::of(root(place.path()), &limits);
@@ -319,7 +319,8 @@ mod tests {
             line.push(b'\n');
             pipe.write_all(&line).await.unwrap();
             let mut hello = vec![0; HELLO.len()];
-            pipe.read_exact(&mut hello).await.unwrap();
+            let read = pipe.read_exact(&mut hello).await;
+            assert!(read.is_ok(), "{read:?} {}", vm.said());
             assert_eq!(hello, HELLO);
             println!("copy: {:?}", begun.elapsed());
             vm.end().await.unwrap();

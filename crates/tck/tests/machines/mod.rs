@@ -7,6 +7,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use stockade_backends::microvm::{Microvm, Options};
@@ -64,12 +65,22 @@ pub fn backend() -> Arc<Microvm> {
 
 /// The backend to be judged.
 pub fn subject() -> OnHost {
+    OnHost::new(backend()).with_engine_process("/usr/bin/env".into(), arguments())
+}
+
+/// An engine of its own.
+pub fn engine_process() -> Command {
+    let mut command = Command::new("/usr/bin/env");
+    command.args(arguments());
+    command
+}
+
+fn arguments() -> Vec<String> {
     let Options { root, cache } = options();
-    let arguments = vec![
+    vec![
         format!("{ROOT}={}", root.unwrap().display()),
         format!("{CACHE}={}", cache.unwrap().display()),
         env!("CARGO_BIN_EXE_stockade-tck-engine").into(),
         "microvm".into(),
-    ];
-    OnHost::new(backend()).with_engine_process("/usr/bin/env".into(), arguments)
+    ]
 }

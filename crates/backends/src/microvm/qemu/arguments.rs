@@ -76,7 +76,8 @@ impl Order {
             self.pair("-add-fd", format!("fd={way},set={number}"));
         }
         let access = if read_only { "on" } else { "off" };
-        let how = format!("format=raw,cache=unsafe,readonly={access}");
+        // Nobody else has it open; the two ways of its own would be in each other's way.
+        let how = format!("format=raw,cache=unsafe,file.locking=off,readonly={access}");
         self.pair("-drive", format!("if=none,id=disk{number},file=/dev/fdset/{number},{how}"));
         self.pair("-device", format!("virtio-blk-device,drive=disk{number}"));
     }

@@ -14,7 +14,6 @@ use stockade_core::{
     Backend, Bytes, Command, Error, ErrorCode, HostPath, Limits, Mount, Process, ProcessControl,
     ProcessEvent, ProcessEvents, Result, SandboxId, SandboxSpec, Sandbox, StreamId,
 };
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::arguments::Order;
@@ -40,10 +39,10 @@ const SAID: usize = 4096;
 pub(super) struct Caged {
     native: Arc<Native>,
     id: SandboxId,
-    inside: Arc<dyn Sandbox>,
+    /// Kept: without them it would be ended.
+    _inside: Arc<dyn Sandbox>,
     _control: Arc<dyn ProcessControl>,
     said: Arc<Mutex<String>>,
-    over: watch::Receiver<bool>,
 }
 
 /// Builds the walls and has QEMU started in them.
@@ -63,10 +62,14 @@ pub(super) async fn start(
     let argv = [PROGRAM.to_owned(), "vmm".into(), format!("{DOOR}/{SOCKET}")];
     let Process { events, control } = inside.spawn(&Command::program(argv), &limits).await?;
     let said = Arc::<Mutex<String>>::default();
-    let (ended, over) = watch::channel(false);
-    tokio::spawn(attend(events, Arc::clone(&said), ended));
-    let caged =
-        Caged { native: Arc::clone(native), id: id.clone(), inside, _control: control, said, over };
+    tokio::spawn(attend(events, Arc::clone(&said)));
+    let caged = Caged {
+        native: Arc::clone(native),
+        id: id.clone(),
+        _inside: inside,
+        _control: control,
+        said,
+    };
     let handed = timeout(PATIENCE, hand_over(listener, &order)).await;
     let handed = handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     match handed.and_then(|()| std::fs::remove_file(dir.join(SOCKET))) {
@@ -121,11 +124,7 @@ pub(super) fn send(socket: impl AsFd, text: &[u8], files: &[OwnedFd]) -> io::Res
 }
 
 /// Keeps the last of what it complains of, until it ends.
-async fn attend(
-    mut events: Box<dyn ProcessEvents>,
-    said: Arc<Mutex<String>>,
-    ended: watch::Sender<bool>,
-) {
+async fn attend(mut events: Box<dyn ProcessEvents>, said: Arc<Mutex<String>>) {
     while let Some(event) = events.next().await {
         match event {
             ProcessEvent::Output(StreamId::Stdout | StreamId::Stderr, data) => {
@@ -134,10 +133,9 @@ async fn attend(
                     said.push_str(&String::from_utf8_lossy(&data).escape_debug().to_string());
                 }
             }
-            ProcessEvent::Exit(_) => break,
+            ProcessEvent::Exit(_) => return,
         }
     }
-    ended.send_replace(true);
 }
 
 impl Caged {
@@ -154,11 +152,6 @@ impl Caged {
     /// What it has complained of.
     pub(super) fn said(&self) -> String {
         lock(&self.said).clone()
-    }
-
-    /// Whether it still runs.
-    pub(super) fn lives(&self) -> bool {
-        !*self.over.borrow() && self.inside.alive()
     }
 
     /// Ends it, and waits until nothing of it is left.

@@ -54,8 +54,8 @@ pub(super) fn program() -> Option<&'static Path> {
 }
 
 impl Qemu {
-    pub(super) fn new(helper: PathBuf) -> Self {
-        Self { native: Arc::new(Native::new()), helper, memories: Mutex::default() }
+    pub(super) fn new(native: Arc<Native>, helper: PathBuf) -> Self {
+        Self { native, helper, memories: Mutex::default() }
     }
 
     /// The memory that was saved, as nobody can change it any more. Copies of a machine share it.
@@ -163,9 +163,6 @@ impl Driver for Qemu {
         Ok(Box::new(self.start(id, machine, memory, dir, incoming, false).await?))
     }
 
-    async fn clear(&self, id: &SandboxId) -> Result<()> {
-        self.native.destroy(id).await
-    }
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
