@@ -6,6 +6,7 @@ mod docker;
 #[allow(unsafe_code, reason = "the bare system calls that everything is measured against")]
 mod floor;
 mod gvisor;
+mod microvm;
 mod native;
 mod peers;
 mod pool;
@@ -24,9 +25,10 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 9] = [
+const ALL: [Measurement; 10] = [
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
+    ("microvm", microvm::measure),
     ("native", native::measure),
     ("pool", pool::measure),
     ("pump", pump::measure),

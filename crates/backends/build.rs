@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let launcher = carried(GIVEN_LAUNCHER, "stockade-launcher", "crates/launcher")?;
     println!("cargo::rustc-env=STOCKADE_AGENT={}", agent.display());
     println!("cargo::rustc-env=STOCKADE_LAUNCHER={}", launcher.display());
-    if wanted("CARGO_FEATURE_SSH") {
+    if wanted("CARGO_FEATURE_SSH") || wanted("CARGO_FEATURE_MICROVM") {
         let given = [(GIVEN_AGENT, agent.as_path()), (GIVEN_LAUNCHER, launcher.as_path())];
         let far = static_bin("stockade-far", "stockade-far", &[], &FAR, &given)?;
         println!("cargo::rustc-env=STOCKADE_FAR={}", far.display());

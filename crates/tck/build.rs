@@ -19,6 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("cargo::rustc-env=STOCKADE_WASI_COMPONENT={}", component("wasi-files")?.display());
     println!("cargo::rustc-check-cfg=cfg(no_vm)");
+    println!("cargo::rustc-check-cfg=cfg(no_microvm)");
     println!("cargo::rustc-check-cfg=cfg(no_runsc)");
     println!("cargo::rerun-if-env-changed=CI");
     println!("cargo::rerun-if-changed=/usr/bin");
@@ -27,6 +28,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let judged = std::env::var_os("CI").is_some();
     if !judged && !has_machine() {
         println!("cargo::rustc-cfg=no_vm");
+    }
+    if !judged && !(has_machine() && Path::new("/usr/bin/mkfs.erofs").exists()) {
+        println!("cargo::rustc-cfg=no_microvm");
     }
     if !judged && !Path::new("/usr/bin/runsc").exists() {
         println!("cargo::rustc-cfg=no_runsc");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade_backends::docker;
+use stockade_backends::microvm;
 use stockade_backends::ssh::Host;
 use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
@@ -44,6 +45,8 @@ pub struct Settings {
     pub approval: ApprovalConfig,
     /// Which container engine is used, and how.
     docker: DockerSetting,
+    /// How virtual machines are made.
+    microvm: MicrovmSetting,
     /// Other hosts.
     ssh: SshSettings,
     /// Sandboxes that a server keeps ready. A later file's take the place of an earlier one's.
@@ -58,6 +61,16 @@ struct DockerSetting {
     socket: Option<PathBuf>,
     /// A runtime that is registered there; absent: its default.
     runtime: Option<String>,
+}
+
+/// How virtual machines are made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct MicrovmSetting {
+    /// The directory that is their root; absent: this host's own system directories.
+    root: Option<PathBuf>,
+    /// Where what was prepared is kept; absent: below the user's cache.
+    cache: Option<PathBuf>,
 }
 
 /// Other hosts.
@@ -119,6 +132,12 @@ impl Settings {
         docker::Options { socket, runtime }
     }
 
+    /// How virtual machines are made.
+    pub fn microvm(&self) -> microvm::Options {
+        let MicrovmSetting { root, cache } = self.microvm.clone();
+        microvm::Options { root, cache }
+    }
+
     /// What the engine is opened with.
     pub fn engine(&self) -> Result<EngineConfig> {
         let quota = |setting: QuotaSetting| Quota { sandboxes: Some(setting.sandboxes) };
@@ -149,6 +168,10 @@ impl Settings {
             docker: DockerSetting {
                 socket: self.docker.socket.or(earlier.docker.socket),
                 runtime: self.docker.runtime.or(earlier.docker.runtime),
+            },
+            microvm: MicrovmSetting {
+                root: self.microvm.root.or(earlier.microvm.root),
+                cache: self.microvm.cache.or(earlier.microvm.cache),
             },
             ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
             pool: self.pool.or(earlier.pool),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use stockade_backends::docker::{Docker, Progress};
 use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::{self, Landlock};
+use stockade_backends::microvm::Microvm;
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
 use stockade_backends::ssh::Ssh;
@@ -49,6 +50,7 @@ fn real_with(native: Native, wasm: Wasm, settings: &Settings) -> Vec<Arc<dyn Bac
         Arc::new(Landlock::new()),
         Arc::new(wasm),
         Arc::new(Ssh::new(settings.hosts())),
+        Arc::new(Microvm::new(settings.microvm())),
     ]
 }
 

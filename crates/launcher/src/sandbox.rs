@@ -104,7 +104,7 @@ fn mount_all(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     sources::workspace(&staged, b.plan, b.sources)?;
     sources::mounts(&staged, b.plan, b.sources)?;
     proc::terminals(&staged)?;
-    proc::set_up(&staged, b.masks)?;
+    proc::set_up(&staged, b.masks, b.plan.boot_id.as_deref())?;
     root::enter(&staged)?;
     Ok(private)
 }
@@ -131,6 +131,7 @@ fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
     deep.extend(b.plan.mounts.iter().map(|mount| mount.target.as_path()));
     deep.extend(b.template.mounts.iter().map(PathBuf::as_path));
     let mut mounts = vec!["/", "/proc", "/dev/pts"];
+    mounts.extend(b.plan.boot_id.as_ref().map(|_| proc::BOOT_ID_PATH));
     mounts.extend(private.iter().filter_map(|place| place.to_str()));
     mounts.extend(b.masks.iter().map(|mask| mask.path.as_str()));
     Expected { plan: b.plan, ground: b.ground, mounts, deep, landlock: b.landlock }

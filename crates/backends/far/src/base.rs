@@ -21,11 +21,16 @@ const CARRIED: Duration = Duration::from_secs(600);
 /// How long a process that was killed may take to let go.
 const LET_GO: Duration = Duration::from_secs(5);
 
+/// Where all of it lies in a machine of its own, and the image there that its sandboxes are shown.
+pub const ROOT: &str = "/run/stockade";
+pub const IMAGE: &str = "/image";
+
 /// Where everything lies.
 pub struct Base {
     root: PathBuf,
     /// This version's own directory.
     own: PathBuf,
+    image: Option<&'static str>,
 }
 
 /// One sandbox's directory, held.
@@ -57,7 +62,17 @@ impl Base {
         }
         // Failing to is no harm: at the worst it is carried here once more.
         let _ = File::open(&own).and_then(|dir| dir.set_modified(SystemTime::now()));
-        Ok(Self { root, own })
+        Ok(Self { root, own, image: None })
+    }
+
+    /// In a machine of this program's own.
+    pub fn of_a_guest() -> Self {
+        Self { root: ROOT.into(), own: ROOT.into(), image: Some(IMAGE) }
+    }
+
+    /// The image that sandboxes are shown, if that is not this host's own.
+    pub fn image(&self) -> Option<&'static str> {
+        self.image
     }
 
     /// Where this version keeps what it has measured.

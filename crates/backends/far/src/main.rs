@@ -6,10 +6,13 @@
 
 mod agent;
 mod base;
+mod guest;
+mod identity;
 mod measure;
 mod serve;
 mod session;
 mod streams;
+mod vmm;
 mod watch;
 
 use std::io::{Read, Write};
@@ -25,20 +28,35 @@ use base::Base;
 const ID: u64 = 64;
 
 fn main() -> ExitCode {
+    if guest::is_first() {
+        guest::first();
+        return ExitCode::FAILURE;
+    }
     let asked = std::env::args().nth(1);
-    let serves = asked.as_deref() == Some("serve");
+    if let (Some("vmm"), Some(socket)) = (asked.as_deref(), std::env::args().nth(2)) {
+        let error = vmm::become_it(&socket);
+        let _ = writeln!(std::io::stderr(), "{error}");
+        return ExitCode::FAILURE;
+    }
+    let inside = guest::is_second(asked.as_deref());
+    let serves = inside || asked.as_deref() == Some("serve");
     // A copy of this process becomes the launcher, while there is only one thread to copy.
     let native = if serves { Native::ahead() } else { Native::new() };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };
-    let base = Base::of_this_program();
     if serves {
-        let served = runtime.block_on(serve::serve(native, base));
+        let served = runtime.block_on(async {
+            match inside {
+                true => guest::second(native).await,
+                false => serve_here(native).await,
+            }
+        });
         // Whoever still waits for input in a thread of its own is not waited for.
         runtime.shutdown_background();
         return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
+    let base = Base::of_this_program();
     let answer = runtime.block_on(answer(asked.as_deref().unwrap_or_default(), &native, base));
     let said = answer.unwrap_or_else(|error| Said::Failed((&error).into()));
     let Ok(text) = serde_json::to_string(&said) else { return ExitCode::FAILURE };
@@ -46,6 +64,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+async fn serve_here(native: Native) -> std::io::Result<()> {
+    let (input, output) = (streams::input()?, streams::output()?);
+    serve::serve(native, Base::of_this_program(), input, output, Some(serve::SILENCE)).await
 }
 
 /// One thing and no sandbox.

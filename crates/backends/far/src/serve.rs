@@ -16,11 +16,11 @@ use tokio::time::timeout;
 use crate::agent::PATIENCE;
 use crate::base::Base;
 use crate::session::Session;
-use crate::streams::{self, Input, Output};
+use crate::streams::{Input, Output};
 use crate::watch::Watches;
 
 /// The other side says something every two seconds. After this long it is gone.
-const SILENCE: Duration = Duration::from_secs(10);
+pub const SILENCE: Duration = Duration::from_secs(10);
 /// How many frames may wait in either direction.
 const WAITING: usize = 8;
 
@@ -49,9 +49,14 @@ pub enum Asked {
     Nonsense(serde_json::Error),
 }
 
-/// Serves one sandbox. Nothing of it is left when this returns.
-pub async fn serve(native: Native, base: Result<Base>) -> io::Result<()> {
-    let (input, mut output) = (streams::input()?, streams::output()?);
+/// Serves one sandbox to whoever speaks at least once in so long. Nothing of it is left when this returns.
+pub async fn serve(
+    native: Native,
+    base: Result<Base>,
+    input: Input,
+    mut output: Output,
+    silence: Option<Duration>,
+) -> io::Result<()> {
     output.write_all(HELLO).await?;
     let (outbox, waiting) = mpsc::channel(WAITING);
     let (requests, asked) = mpsc::channel(WAITING);
@@ -59,7 +64,7 @@ pub async fn serve(native: Native, base: Result<Base>) -> io::Result<()> {
     let watches = Arc::new(Watches::new(Outbox(outbox.clone())));
     let reader = Reader { requests, agent: Arc::clone(&to_agent), watches: Arc::clone(&watches) };
     tokio::spawn(write(waiting, output, Arc::clone(&over)));
-    tokio::spawn(reader.read(input, Arc::clone(&over)));
+    tokio::spawn(reader.read(input, silence, Arc::clone(&over)));
     let mut session = Session::new(native, base, Outbox(outbox), to_agent, watches);
     tokio::select! {
         () = over.notified() => {}
@@ -85,9 +90,11 @@ struct Reader {
 }
 
 impl Reader {
-    async fn read(self, input: Input, over: Arc<Notify>) {
+    async fn read(self, input: Input, silence: Option<Duration>, over: Arc<Notify>) {
         let mut input = BufReader::with_capacity(64 * 1024, input);
-        while let Ok(Ok(Some(frame))) = timeout(SILENCE, Frame::read(&mut input)).await {
+        // For ever, where the other side cannot go without this one.
+        let silence = silence.unwrap_or(Duration::MAX);
+        while let Ok(Ok(Some(frame))) = timeout(silence, Frame::read(&mut input)).await {
             let went = match frame {
                 Frame::Beat => true,
                 Frame::Agent(data) => self.tell(data).await,

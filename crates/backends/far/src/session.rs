@@ -209,7 +209,7 @@ impl Session {
         };
         self.writable = !spec.read_only && matches!(spec.workspace, Workspace::Local(_));
         let known = measure::known(&self.native, base).await;
-        let spec = settle(spec, place)?;
+        let spec = settle(spec, place, base)?;
         let admitted = admit(&spec, &known)
             .map_err(|refusals| Error::refused("create", Some(known.backend.clone()), refusals))?;
         holds(&admitted, expected)?;
@@ -268,7 +268,7 @@ fn done(conflicts: Vec<Conflict>) -> Tell {
 }
 
 /// The spec as it is on this host. What names paths of the other one is refused, never looked for here.
-fn settle(spec: SandboxSpec, place: &Place) -> Result<SandboxSpec> {
+fn settle(spec: SandboxSpec, place: &Place, base: &Base) -> Result<SandboxSpec> {
     if !spec.mounts.is_empty() || spec.image != Image::Host {
         return Err(wrong("its image or mounts lie on another host"));
     }
@@ -282,7 +282,14 @@ fn settle(spec: SandboxSpec, place: &Place) -> Result<SandboxSpec> {
         }
         Workspace::Overlay(_) => return Err(wrong("layers lie on another host")),
     };
-    Ok(SandboxSpec { workspace, backend: BackendChoice::Auto, ..spec })
+    let image = match base.image() {
+        None => Image::Host,
+        Some(image) => Image::Directory(
+            HostPath::try_from(std::path::PathBuf::from(image))
+                .map_err(|error| wrong("its image has no name").source(error))?,
+        ),
+    };
+    Ok(SandboxSpec { workspace, image, backend: BackendChoice::Auto, ..spec })
 }
 
 /// Whether every limit that was promised to hold does so here: the host may have changed since.

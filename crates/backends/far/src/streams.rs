@@ -1,10 +1,11 @@
 //! The standard streams, which are pipes or sockets, without a thread that waits for them.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Socket;
 
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{FileType, OFlags, fstat};
 use rustix::stdio::{stdin, stdout};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -31,6 +32,17 @@ pub fn output() -> io::Result<Output> {
         true => Ok(Box::new(pipe::Sender::from_owned_fd(own)?)),
         false => Ok(Box::new(socket(own)?)),
     }
+}
+
+/// Both directions of a machine's port.
+pub fn port(port: File) -> io::Result<(Input, Output)> {
+    rustix::fs::fcntl_setfl(&port, OFlags::NONBLOCK)?;
+    let (input, output) = (port.try_clone()?, port);
+    // A device that can be waited for as a pipe can.
+    Ok((
+        Box::new(pipe::Receiver::from_file_unchecked(input)?),
+        Box::new(pipe::Sender::from_file_unchecked(output)?),
+    ))
 }
 
 fn is_pipe(fd: &OwnedFd) -> io::Result<bool> {

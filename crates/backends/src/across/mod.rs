@@ -4,9 +4,13 @@
 //! Each end takes what the other one sends for hostile: bounded, parsed strictly, and resolved beneath
 //! its root by the kernel.
 
+#[cfg(any(feature = "microvm", feature = "ssh"))]
+pub(crate) mod far;
 pub mod frame;
-#[cfg(feature = "ssh")]
+pub mod guest;
+#[cfg(any(feature = "microvm", feature = "ssh"))]
 pub(crate) mod near;
 pub mod pour;
 pub mod tree;
+pub mod vmm;
 pub mod words;

@@ -19,6 +19,7 @@ use stockade_launcher::{Made, host_root};
 
 use super::socket::{Engine, is_missing, words};
 use super::{NAME, Progress, failed, plan, tree};
+use crate::linux::fingerprint;
 
 /// Nothing at all from the engine for this long: it will not come.
 const STALLED: Duration = Duration::from_secs(120);
@@ -67,7 +68,7 @@ async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
     });
     let shown = shown.collect();
     let archive = tree::of_pieces(&pieces).map_err(|error| not_packed("host", error))?;
-    let name = format!("{KEPT}/host:{}", tree::hash(&archive));
+    let name = format!("{KEPT}/host:{}", fingerprint::hash(&archive));
     if !has(api, &name).await? {
         import(api, &name, stream::iter([Ok(archive.into())])).await?;
     }
@@ -77,7 +78,7 @@ async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
 async fn directory(engine: &Engine, path: &HostPath) -> Result<String> {
     let (api, kind) = (&engine.api, "directory");
     let root = path.as_path().to_owned();
-    let key = tokio::task::spawn_blocking(move || tree::fingerprint(&root)).await;
+    let key = tokio::task::spawn_blocking(move || fingerprint::of_tree(&root)).await;
     let key = key.map_err(std::io::Error::other).and_then(|key| key);
     let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
     let name = format!("{KEPT}/{kind}:{}", tag(path, &key));
@@ -94,12 +95,12 @@ fn tag(path: &HostPath, key: &str) -> String {
 }
 
 fn place(path: &HostPath) -> String {
-    format!("{:.16}-", tree::hash(path.to_string().as_bytes()))
+    format!("{:.16}-", fingerprint::hash(path.to_string().as_bytes()))
 }
 
 /// An archive as `docker save` or `podman save` writes it.
 async fn archive(api: &Api, path: &HostPath) -> Result<String> {
-    let key = tree::version(path.as_path());
+    let key = fingerprint::version(path.as_path());
     let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
     let kind = "archive";
     let (repo, tag) = (format!("{KEPT}/{kind}"), tag(path, &key));

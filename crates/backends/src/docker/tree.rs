@@ -1,28 +1,19 @@
-//! Files of this host as the archives that an engine makes images of, and what tells one from another.
+//! Files of this host as the archives that an engine makes images of.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use sha2::{Digest as _, Sha256};
 use stockade_launcher::{Made, Piece};
 use tokio::sync::mpsc;
 
-use crate::linux::OURS;
+use crate::linux::fingerprint::visit;
 
 /// How much is packed at once, and how much of that may wait.
 const PIECE: usize = 1 << 18;
 const WAITING: usize = 4;
-
-/// A short name for these bytes.
-pub(super) fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
-}
 
 /// A root of links, small files and mount points. The same pieces always give the same bytes.
 pub(super) fn of_pieces(pieces: &[Piece]) -> io::Result<Vec<u8>> {
@@ -51,49 +42,6 @@ pub(super) fn of_pieces(pieces: &[Piece]) -> io::Result<Vec<u8>> {
         }
     }
     archive.into_inner()
-}
-
-/// Tells one state of a file from another without reading it.
-pub(super) fn version(path: &Path) -> io::Result<String> {
-    Ok(hash(describe(path)?.as_bytes()))
-}
-
-/// The same of a whole tree.
-pub(super) fn fingerprint(root: &Path) -> io::Result<String> {
-    let mut all = Sha256::new();
-    visit(root, &mut |path| {
-        all.update(path.as_os_str().as_bytes());
-        all.update(describe(path)?);
-        Ok(())
-    })?;
-    Ok(all.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn describe(path: &Path) -> io::Result<String> {
-    let found = fs::symlink_metadata(path)?;
-    let (dev, inode, mode, size) = (found.dev(), found.ino(), found.mode(), found.size());
-    let (seconds, rest) = (found.ctime(), found.ctime_nsec());
-    Ok(format!("\0{dev} {inode} {mode} {size} {seconds} {rest}\0"))
-}
-
-/// Goes to everything below, in the same order each time.
-fn visit(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
-    let mut todo = vec![root.to_owned()];
-    while let Some(directory) = todo.pop() {
-        let mut names: Vec<_> = fs::read_dir(&directory)?
-            .map(|entry| Ok(entry?.file_name()))
-            .collect::<io::Result<_>>()?;
-        names.sort();
-        let ours = |name: &OsStr| directory == root && OURS.iter().any(|own| name == *own);
-        for name in names.into_iter().filter(|name| !ours(name)) {
-            let path = directory.join(name);
-            each(&path)?;
-            if fs::symlink_metadata(&path)?.is_dir() {
-                todo.push(path);
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A tree, packed while it is sent. `as_root`: all of it root's, for an engine that has nobody else.

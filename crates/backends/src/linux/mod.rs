@@ -9,6 +9,8 @@ pub(crate) mod cgroup;
 mod disk;
 pub(crate) mod embed;
 pub(crate) mod find;
+#[cfg(any(feature = "docker", feature = "microvm"))]
+pub(crate) mod fingerprint;
 pub(crate) mod hold;
 pub(crate) mod limits;
 pub(crate) mod paths;
@@ -19,7 +21,7 @@ pub(crate) mod running;
 pub(crate) mod sandbox;
 pub(crate) mod site;
 mod tally;
-#[cfg(any(feature = "docker", feature = "gvisor"))]
+#[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
 pub(crate) mod turns;
 pub(crate) mod watch;
 
@@ -38,7 +40,7 @@ pub(crate) const MOST_SCRATCH: u64 = 1 << 30;
 /// The agent and the keeper of an execution: not the guest's.
 pub(crate) const OWN_PROCESSES: u64 = 2;
 /// What an image's own root must not decide: these are the sandbox's.
-#[cfg(any(feature = "docker", feature = "gvisor"))]
+#[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
 pub(crate) const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
 
 /// Whoever panicked while holding it left nothing half-done.

@@ -11,7 +11,8 @@ mod walls;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use rustix::process::Signal;
@@ -44,11 +45,24 @@ const HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCESSES };
 /// with it every sandbox it has launched.
 pub struct Native {
     site: Site,
+    own: OnceLock<Own>,
+}
+
+/// What its sandboxes are told that this machine is called, where the kernel's own answer would be that of
+/// another machine too.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// The host name.
+    pub hostname: String,
+    /// A file that says what `/etc/machine-id` is to say, where the image has one.
+    pub machine_id: PathBuf,
+    /// A file that says what the kernel would say of its start.
+    pub boot_id: PathBuf,
 }
 
 impl Default for Native {
     fn default() -> Self {
-        Self { site: Site::new(NAME, HOUSE, Launcher::start) }
+        Self { site: Site::new(NAME, HOUSE, Launcher::start), own: OnceLock::new() }
     }
 }
 
@@ -68,6 +82,11 @@ impl Native {
         native
     }
 
+    /// Has every sandbox from now on be told this of its machine.
+    pub fn call_machine(&self, own: Own) {
+        let _ = self.own.set(own);
+    }
+
     /// Has the walls built and waits for the proof.
     async fn launch(
         &self,
@@ -78,6 +97,9 @@ impl Native {
     ) -> Result<Launched> {
         let mut plan = plan::plan(id, admitted, self.site.holds_memory(group))?;
         plan.cgroup = group.map(Group::plan);
+        if let Some(own) = self.own.get() {
+            plan::call_machine(&mut plan, own);
+        }
         self.raise(&plan, pipe).await
     }
 

@@ -11,10 +11,13 @@ use stockade_core::{
 };
 use stockade_launcher as launcher;
 
-use super::NAME;
+use super::{NAME, Own};
 use crate::linux::limits::per_process;
 use crate::linux::paths::{directory, resolve};
 use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
+
+/// Where a system says which machine it is.
+const MACHINE_ID: &str = "/etc/machine-id";
 
 pub(super) fn plan(
     id: &SandboxId,
@@ -56,6 +59,21 @@ pub(super) fn plan(
         rlimits: rlimits(limits, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
+}
+
+/// Has the sandbox be told these of its machine.
+pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
+    plan.hostname.clone_from(&own.hostname);
+    plan.boot_id = Some(own.boot_id.clone());
+    let has_one = match &plan.root {
+        launcher::Root::Directory(image) => image.join(&MACHINE_ID[1..]).is_file(),
+        launcher::Root::Host => false,
+    };
+    let chosen = plan.mounts.iter().any(|mount| mount.target.as_os_str() == MACHINE_ID);
+    if has_one && !chosen {
+        let source = own.machine_id.clone();
+        plan.mounts.push(launcher::Mount { source, target: MACHINE_ID.into(), read_only: true });
+    }
 }
 
 /// Whom everything in the sandbox runs as.

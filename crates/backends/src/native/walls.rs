@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use stockade_core::{Admitted, Backend, Exit, ProcessControl, Result, SandboxId, Span};
-#[cfg(feature = "ssh")]
+#[cfg(any(feature = "microvm", feature = "ssh"))]
 use stockade_core::{SandboxSpec, User};
 
 use super::Native;
@@ -34,7 +34,7 @@ impl Native {
     }
 
     /// Whom everything in a sandbox of this spec runs as.
-    #[cfg(feature = "ssh")]
+    #[cfg(any(feature = "microvm", feature = "ssh"))]
     pub(crate) fn user(spec: &SandboxSpec) -> User {
         super::plan::user(spec)
     }

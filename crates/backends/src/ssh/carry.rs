@@ -11,11 +11,8 @@ use tokio::time::timeout;
 
 use super::host::{CONNECTING, Host};
 use super::trouble::{no_connection, no_ssh};
+use crate::across::far::{PROGRAM, SUM};
 use crate::across::words::Said;
-
-const PROGRAM: &[u8] = include_bytes!(env!("STOCKADE_FAR"));
-/// Its SHA-256, by which it is named there.
-pub(super) const SUM: &str = env!("STOCKADE_FAR_SUM");
 
 /// How long carrying it may take over a slow line.
 const CARRYING: Duration = Duration::from_secs(100);

@@ -22,6 +22,7 @@ use stockade_core::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::across::far::SUM;
 use crate::across::near::Bridge;
 use crate::across::words::{Ask, Said};
 pub use host::Host;
@@ -155,7 +156,7 @@ impl Backend for Ssh {
 
     /// The other side looks again before it builds: what is kept here need only be the usual case.
     fn fingerprint(&self) -> Option<String> {
-        (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", carry::SUM, self.hosts))
+        (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", SUM, self.hosts))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

@@ -131,11 +131,12 @@ pub(crate) fn keep_signals() -> Result<(), Failure> {
     sys::landlock_restrict(ruleset.as_fd()).at(Wall::Landlock, "the scope of signals")
 }
 
-/// Asks for something that only Landlock refuses: an empty node of the kind that overlays use to mark
-/// deletions, which needs no capability, in a place that is writable.
+/// Asks for something that Landlock refuses before anybody else does, and in its own way: a block device in a
+/// place that is writable, which without it would be refused for want of a capability. Not the empty node by
+/// which overlays mark deletions: newer kernels take that for a plain file.
 pub(crate) fn prove() -> Result<String, Failure> {
     const PROBE: &str = "/tmp/.stockade-probe";
-    let kind = rustix::fs::FileType::CharacterDevice;
+    let kind = rustix::fs::FileType::BlockDevice;
     let made = rustix::fs::mknodat(CWD, PROBE, kind, Mode::from_raw_mode(0o600), 0);
     match made {
         Err(Errno::ACCESS) => Ok("a device node in /tmp is refused".to_owned()),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use stockade_backends::docker::{self, Docker};
 use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::Landlock;
+use stockade_backends::microvm::{self, Microvm};
 use stockade_backends::native::Native;
 use stockade_backends::ssh::{Host, Ssh};
 use stockade_backends::wasm::{self, Settings, Wasm, Worker};
@@ -19,6 +20,10 @@ use stockade_tck::{
 
 /// The variable that names the configuration of `ssh` for the subject of that name.
 const SSH_CONFIG: &str = "STOCKADE_TCK_SSH_CONFIG";
+
+/// The variables that name the root and the store of machines for the subject of that name.
+const MICROVM_ROOT: &str = "STOCKADE_TCK_MICROVM_ROOT";
+const MICROVM_CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
 fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
@@ -38,6 +43,10 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
                 .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
                 .map_err(|stop| format!("{stop:?}").into())
         }
+        Some("microvm") => Ok(Arc::new(OnHost::new(Arc::new(Microvm::new(microvm::Options {
+            root: std::env::var_os(MICROVM_ROOT).map(Into::into),
+            cache: std::env::var_os(MICROVM_CACHE).map(Into::into),
+        }))))),
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
         Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![host()?]))))),
         Some(other) if other.starts_with("docker:") => {
@@ -49,7 +58,7 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             let options = docker::Options { socket: Some(socket.into()), runtime };
             Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
         }
-        _ => Err("name a subject: mock, control, gvisor, landlock, native, ssh, wasm, \
+        _ => Err("name a subject: mock, control, gvisor, landlock, microvm, native, ssh, wasm, \
                   wasm-isolated, docker:SOCKET or docker:RUNTIME@SOCKET"
             .into()),
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, BackendName, Error, ErrorCode, HostPath, Result, SandboxId, SandboxSpec, Workspace,
+    Admitted, BackendName, Error, ErrorCode, HostPath, Image, Result, SandboxId, SandboxSpec, Workspace,
 };
 use tokio::io::{AsyncBufRead, AsyncWrite};
 
@@ -126,7 +126,9 @@ async fn request(
     if let Some(tree) = tree {
         turn.tree(tree).await?;
     }
-    let spec = Box::new(SandboxSpec { boundaries: Default::default(), ..admitted.spec().clone() });
+    // Its image is what the other side has, and what stands between is not its to judge.
+    let (boundaries, image) = (Default::default(), Image::Host);
+    let spec = Box::new(SandboxSpec { boundaries, image, ..admitted.spec().clone() });
     let create = Ask::Create { spec, enforcement: admitted.enforcement().to_vec() };
     turn.ask("create", &create, None).await.map(drop)?;
     if let Some(tree) = tree {

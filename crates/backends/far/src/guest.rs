@@ -1,0 +1,155 @@
+//! The first process of a virtual machine: makes its few file systems, loads what its kernel lacks, and has
+//! a second process of this program serve. When that ends, for whatever reason, the machine does.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::Mode;
+use rustix::mount::{MountFlags, mount};
+use rustix::process::{WaitOptions, wait};
+use rustix::system::{RebootCommand, finit_module, reboot};
+use stockade_backends::across::guest::{Identity, LINE, PORT, Ready};
+use stockade_backends::native::Native;
+
+use crate::base::{Base, IMAGE, ROOT};
+use crate::{identity, measure, serve, streams};
+
+/// Where the modules lie, named in the order in which they are loaded.
+const MODULES: &str = "/modules";
+/// What the second process is told by.
+const SECOND: &str = "guest";
+/// What control groups below the first may hold.
+const CONTROLLERS: &str = "+cpu +memory +pids";
+
+/// Whether this is the first process of a machine.
+pub fn is_first() -> bool {
+    std::process::id() == 1
+}
+
+/// Whether this is the second, by its argument.
+pub fn is_second(argument: Option<&str>) -> bool {
+    argument == Some(SECOND) && rustix::process::getppid().is_some_and(|parent| parent.is_init())
+}
+
+/// The first process. Only comes back by ending the machine.
+pub fn first() {
+    if let Err(error) = prepare().and_then(|()| wait_for_second()) {
+        let _ = writeln!(io::stderr(), "stockade: {error}");
+    }
+    // Without anything that could turn it off, starting anew is the end: nobody starts it again.
+    let _ = reboot(RebootCommand::Restart);
+}
+
+fn wait_for_second() -> io::Result<()> {
+    let second = Command::new("/proc/self/exe").arg(SECOND).spawn()?;
+    loop {
+        // Also buries those whom nobody else waits for.
+        match wait(WaitOptions::empty()) {
+            Ok(Some((ended, _))) if ended.as_raw_pid() as u32 == second.id() => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn at(what: &str, error: impl Into<io::Error>) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// Everything in the order in which each needs what is before it.
+fn prepare() -> io::Result<()> {
+    let plain = MountFlags::NOSUID | MountFlags::NOEXEC;
+    // The first root cannot be left: everything lives in one that can.
+    lay("tmpfs", "tmpfs", "/new", MountFlags::NOSUID | MountFlags::NODEV, "mode=755")?;
+    lay("dev", "devtmpfs", "/new/dev", MountFlags::NOSUID, "mode=755")?;
+    lay("pts", "devpts", "/new/dev/pts", plain, "ptmxmode=666")?;
+    lay("shm", "tmpfs", "/new/dev/shm", plain, "mode=1777")?;
+    lay("proc", "proc", "/new/proc", plain, "")?;
+    lay("sys", "sysfs", "/new/sys", plain, "")?;
+    lay("groups", "cgroup2", "/new/sys/fs/cgroup", plain, "")?;
+    fs::write("/new/sys/fs/cgroup/cgroup.subtree_control", CONTROLLERS)
+        .map_err(|error| at("control groups", error))?;
+    load_modules()?;
+    let disk = format!("/new{ROOT}");
+    lay("/new/dev/vda", "erofs", &format!("/new{IMAGE}"), MountFlags::RDONLY, "")?;
+    lay("/new/dev/vdb", "ext4", &disk, MountFlags::NODEV | MountFlags::NOSUID, "noinit_itable")?;
+    rustix::fs::chmod(&disk, Mode::from_raw_mode(0o755))?;
+    fs::create_dir_all(format!("{disk}/tmp"))?;
+    fs::set_permissions(format!("{disk}/tmp"), Permissions::from_mode(0o1777))?;
+    fs::create_dir_all("/new/tmp")?;
+    mount(format!("{disk}/tmp"), "/new/tmp", "", MountFlags::BIND, None)?;
+    enter("/new")
+}
+
+fn lay(source: &str, kind: &str, target: &str, flags: MountFlags, data: &str) -> io::Result<()> {
+    let failed = |error: io::Error| at(&format!("mounting {kind} at {target}"), error);
+    fs::create_dir_all(target).map_err(failed)?;
+    let data = std::ffi::CString::new(data)?;
+    mount(source, target, kind, flags, data.as_c_str()).map_err(|error| failed(error.into()))
+}
+
+fn load_modules() -> io::Result<()> {
+    let mut all: Vec<PathBuf> =
+        fs::read_dir(MODULES)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    all.sort();
+    for module in all {
+        let loaded = File::open(&module).and_then(|file| Ok(finit_module(file, c"", 0)?));
+        loaded.map_err(|error| at(&module.display().to_string(), error))?;
+        fs::remove_file(&module)?;
+    }
+    Ok(())
+}
+
+/// Makes this the root.
+fn enter(root: &str) -> io::Result<()> {
+    rustix::process::chdir(root)?;
+    rustix::mount::mount_move(".", "/")?;
+    rustix::process::chroot(".")?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+/// The second process: measures, waits to be copied, and serves as whoever it is then.
+pub async fn second(native: Native) -> io::Result<()> {
+    let base = Base::of_a_guest();
+    let measured = Box::new(measure::anew(&native, &base).await);
+    let mut port = open_port()?;
+    let mut line = serde_json::to_vec(&Ready { measured })?;
+    line.push(b'\n');
+    port.write_all(&line)?;
+    // Here the machine is copied: what follows happens once in each copy.
+    let identity: Identity = serde_json::from_slice(&read_line(&mut port)?)?;
+    identity::take(&identity)?;
+    native.call_machine(identity::own(&identity));
+    let (input, output) = streams::port(port)?;
+    serve::serve(native, Ok(base), input, output, None).await
+}
+
+/// The port of our name, whatever number the kernel gave it.
+fn open_port() -> io::Result<File> {
+    for entry in fs::read_dir("/sys/class/virtio-ports")? {
+        let entry = entry?;
+        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+        if name.trim() == PORT {
+            let device = Path::new("/dev").join(entry.file_name());
+            return File::options().read(true).write(true).open(device);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "there is no port to speak to"))
+}
+
+fn read_line(port: &mut File) -> io::Result<Vec<u8>> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < LINE {
+        port.read_exact(&mut byte)?;
+        if byte[0] == b'\n' {
+            return Ok(line);
+        }
+        line.push(byte[0]);
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+

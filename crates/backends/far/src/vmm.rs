@@ -1,0 +1,62 @@
+//! Becomes the program that runs a virtual machine: gets its arguments and open files over a socket, and
+//! executes it with them. So it needs to be shown no file of the host's that is not open already.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg,
+};
+use stockade_backends::across::vmm::{FILES, FIRST, LONGEST};
+
+/// Only comes back if it fails.
+pub fn become_it(socket: &str) -> io::Error {
+    match received(socket) {
+        Ok((line, files)) => start(&line, &files),
+        Err(error) => error,
+    }
+}
+
+fn start(line: &[u8], files: &[OwnedFd]) -> io::Error {
+    let words: Vec<String> = serde_json::from_slice(line).unwrap_or_default();
+    let Some((program, rest)) = words.split_first() else {
+        return io::ErrorKind::InvalidData.into();
+    };
+    match numbered(files) {
+        Ok(_kept) => Command::new(program).args(rest).exec(),
+        Err(error) => error,
+    }
+}
+
+/// The files under the numbers that the arguments name them by.
+fn numbered(files: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
+    let number = |file| {
+        let copy = fcntl_dupfd_cloexec(file, FIRST)?;
+        fcntl_setfd(&copy, FdFlags::empty())?;
+        Ok(copy)
+    };
+    files.iter().map(number).collect()
+}
+
+/// The arguments and the files that they speak of.
+fn received(socket: &str) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let socket = UnixStream::connect(socket)?;
+    let mut line = vec![0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(&mut line)];
+    let got = recvmsg(&socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut files = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(given) = message {
+            files.extend(given);
+        }
+    }
+    line.truncate(got.bytes);
+    Ok((line, files))
+}

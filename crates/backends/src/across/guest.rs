@@ -1,0 +1,34 @@
+//! What a virtual machine and who runs it say to each other before the words of any other host: one line
+//! of JSON each way. The machine says that it waits; whoever continues a copy of it says who it is now.
+
+use serde::{Deserialize, Serialize};
+use stockade_core::Capabilities;
+
+/// The name of the port that the machine is spoken to by.
+pub const PORT: &str = "stockade.pipe";
+/// The longest line.
+pub const LINE: usize = 64 * 1024;
+
+/// The machine waits to be copied.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Ready {
+    /// What it can enforce inside.
+    pub measured: Box<Capabilities>,
+}
+
+/// Who a copy is from now on. Two copies with the same of it could be taken for one another.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Identity {
+    /// Its host name.
+    pub hostname: String,
+    /// What `/etc/machine-id` says: 32 hexadecimal digits.
+    pub machine_id: String,
+    /// What the kernel says of this start: 32 hexadecimal digits.
+    pub boot_id: String,
+    /// What the kernel's random numbers grow from: 64 bytes in hexadecimal.
+    pub seed: String,
+    /// Nanoseconds since 1970.
+    pub clock: u64,
+}

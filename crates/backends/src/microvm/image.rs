@@ -1,0 +1,173 @@
+//! The root of a machine as a read-only file system: made once, inside native walls, of a directory or of
+//! what the native backend itself shows of this host.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_core::{
+    Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Process,
+    ProcessEvent, Result, SandboxId, SandboxSpec, Workspace,
+};
+use tokio::time::timeout;
+
+use super::store::{Kind, Maker, Store};
+use super::{NAME, failed};
+use crate::linux::{self, fingerprint};
+use crate::native::Native;
+
+/// What makes one, and the package that brings it.
+const PROGRAM: &str = "/usr/bin/mkfs.erofs";
+/// How long it may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The most memory and disk that it may take.
+const MEMORY: Bytes = Bytes(2 << 30);
+const LARGEST: Bytes = Bytes(64 << 30);
+/// Where it finds a directory, and what it writes.
+const SOURCE: &str = "/stockade/root";
+const MADE: &str = "image";
+/// What of this host's own view is not the image's.
+const LEFT_OUT: &str = "^(dev|home|proc|run|stockade|sys|tmp|var|workspace)/.";
+/// The most of its complaints that is told.
+const SAID: usize = 400;
+
+/// What of this host changes whenever its programs do.
+const SIGNS: [&str; 10] = [
+    "/usr",
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/share",
+    "/usr/local/bin",
+    "/usr/local/lib",
+    "/etc/alternatives",
+    "/var/lib/dpkg/status",
+];
+
+/// Where a root comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Root {
+    /// What the native backend shows of this host.
+    Host,
+    /// A directory.
+    Directory(PathBuf),
+}
+
+/// Whether roots can be made here.
+pub(super) fn can_be_made() -> Result<()> {
+    match Path::new(PROGRAM).is_file() {
+        true => Ok(()),
+        false => Err(Error::new(ErrorCode::Unavailable, "create", "mkfs.erofs is not installed")
+            .backend(NAME)
+            .remedy("install the package erofs-utils")),
+    }
+}
+
+impl Root {
+    /// Tells one state of it from another.
+    pub(super) fn fingerprint(&self) -> Result<String> {
+        match self {
+            Self::Host => {
+                let state = |path: &&str| fingerprint::version(Path::new(path)).unwrap_or_default();
+                let all: Vec<_> = SIGNS.iter().map(|path| state(&path)).collect();
+                Ok(fingerprint::hash(format!("host {}", all.join(" ")).as_bytes()))
+            }
+            Self::Directory(path) => fingerprint::of_tree(path).map_err(|error| {
+                let message = format!("image: `{}` cannot be read", path.display());
+                Error::new(ErrorCode::Invalid, "create", message)
+                    .backend(NAME)
+                    .remedy("name a directory that exists, and all of which you may read")
+                    .source(error)
+            }),
+        }
+    }
+
+    /// The file system, if it was made before.
+    pub(super) fn find(store: &Store, key: &str) -> Option<PathBuf> {
+        store.find(Kind::Image, key)
+    }
+
+    /// Makes the file system.
+    pub(super) async fn make(
+        &self,
+        native: &Arc<Native>,
+        maker: &Maker,
+        key: &str,
+    ) -> Result<PathBuf> {
+        can_be_made()?;
+        let draft = maker.draft("image")?;
+        let id = linux::trial_id();
+        let made = timeout(PATIENCE, self.pack(native, &id, &draft)).await;
+        let ended = native.destroy(&id).await;
+        let slow = || failed("create", "packing the root into a file system took too long");
+        made.unwrap_or_else(|_| Err(slow())).and(ended)?;
+        let image = draft.join(MADE);
+        let closed = fs::set_permissions(&image, Permissions::from_mode(0o600));
+        closed.map_err(|error| failed("create", "no file system was made").source(error))?;
+        maker.keep(Kind::Image, key, &image)
+    }
+
+    async fn pack(&self, native: &Arc<Native>, id: &SandboxId, draft: &Path) -> Result<()> {
+        let spec = self.spec(draft)?;
+        let admitted = linux::provisional(NAME, &spec)?;
+        let sandbox = native.create(id, &admitted).await?;
+        let source = if *self == Self::Host { "/" } else { SOURCE };
+        let flags = ["--all-root", "--quiet", "-x-1", "-T0"];
+        let mut argv = vec![PROGRAM.to_owned()];
+        argv.extend(flags.map(str::to_owned));
+        argv.push(format!("--exclude-regex={LEFT_OUT}"));
+        argv.extend([MADE.to_owned(), source.to_owned()]);
+        let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
+        let process = sandbox.spawn(&Command::program(argv), &limits).await?;
+        finish(process).await
+    }
+
+    fn spec(&self, draft: &Path) -> Result<SandboxSpec> {
+        let wrong = |error: String| Error::new(ErrorCode::Invalid, "create", error).backend(NAME);
+        let host = |path: &Path| {
+            HostPath::try_from(path.to_owned()).map_err(|error| wrong(error.to_string()))
+        };
+        let mounts = match self {
+            Self::Host => Vec::new(),
+            Self::Directory(path) => {
+                let target = SOURCE.parse().map_err(|error| wrong(format!("{error}")))?;
+                vec![Mount { source: host(path)?, target, read_only: true }]
+            }
+        };
+        Ok(SandboxSpec {
+            workspace: Workspace::Local(host(draft)?),
+            mounts,
+            limits: Limits {
+                memory: Some(MEMORY),
+                disk: Some(LARGEST),
+                ..Limits::default()
+            },
+            ..SandboxSpec::default()
+        })
+    }
+}
+
+async fn finish(mut process: Process) -> Result<()> {
+    let mut said = String::new();
+    while let Some(event) = process.events.next().await {
+        match event {
+            ProcessEvent::Output(_, data) if said.len() < SAID => {
+                said.push_str(&String::from_utf8_lossy(&data));
+            }
+            ProcessEvent::Output(..) => {}
+            ProcessEvent::Exit(exit) if exit.status == ExitStatus::Exited(0) => return Ok(()),
+            ProcessEvent::Exit(exit) => {
+                let said: String = said.escape_debug().take(SAID).collect();
+                let message = format!("the root cannot be packed: {said}");
+                return Err(failed("create", message)
+                    .remedy("see that all of it may be read, or name another root")
+                    .source(io::Error::other(format!("{:?}", exit.status))));
+            }
+        }
+    }
+    Err(failed("create", "whoever packs the root is gone"))
+}

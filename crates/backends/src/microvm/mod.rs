@@ -1,0 +1,230 @@
+//! A machine of its own for each sandbox, with a kernel of its own: inside it the native backend builds the
+//! walls that it builds anywhere, and speaks as another host would. Every machine is a copy of one that
+//! was started once. `docs/backends/microvm.md` says what this does not protect from.
+//!
+//! What runs the machine is itself inside native walls, and is shown nothing of this host.
+
+mod create;
+mod driver;
+mod identity;
+mod image;
+mod initramfs;
+mod kernel;
+mod private;
+mod probe;
+mod qemu;
+mod sandbox;
+mod sparse;
+mod store;
+mod template;
+mod tsc;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stockade_core::{
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Result, Sandbox,
+    SandboxId, SandboxSpec,
+};
+use tokio::time::timeout;
+
+use crate::across::far::SUM;
+use crate::across::words::Ask;
+use crate::linux::cgroup::throwaway;
+use crate::linux::lock;
+use crate::linux::turns::{Turns, to_its_end};
+use crate::native::Native;
+use create::Live;
+use image::Root;
+use qemu::Qemu;
+use store::Store;
+use template::{Wanted, Workshop};
+
+/// The microvm backend's name.
+pub const NAME: BackendName = BackendName::literal("microvm");
+
+/// Why it is taken only by its name.
+const EMULATED: &str = "its machines are emulated in software, which claims no security";
+
+/// How long a machine may take to bring the last changes before it is ended without.
+const TAKING_DOWN: Duration = Duration::from_secs(15);
+
+/// How machines are made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The directory that is the root of machines where nobody asks for another; absent: what the native
+    /// backend shows of this host.
+    pub root: Option<PathBuf>,
+    /// Where what was prepared is kept; absent: below the user's cache.
+    pub cache: Option<PathBuf>,
+}
+
+/// The microvm backend. Its sandboxes end with this value.
+pub struct Microvm(Arc<Inner>);
+
+struct Inner {
+    options: Options,
+    /// Builds the walls around what runs machines and what packs their roots.
+    native: Arc<Native>,
+    workshop: OnceLock<Workshop>,
+    live: Mutex<HashMap<SandboxId, Arc<Live>>>,
+    swept: tokio::sync::OnceCell<()>,
+    turns: Turns,
+}
+
+fn failed(operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorCode::System, operation, message).backend(NAME)
+}
+
+impl Microvm {
+    /// A backend that has not touched anything yet.
+    pub fn new(options: Options) -> Self {
+        Self(Arc::new(Inner {
+            options,
+            native: Arc::new(Native::new()),
+            workshop: OnceLock::new(),
+            live: Mutex::default(),
+            swept: tokio::sync::OnceCell::new(),
+            turns: Turns::default(),
+        }))
+    }
+}
+
+impl Inner {
+    fn workshop(&self) -> Result<&Workshop> {
+        if let Some(workshop) = self.workshop.get() {
+            return Ok(workshop);
+        }
+        if qemu::program().is_none() {
+            let message = "qemu-system-x86_64 is not installed";
+            return Err(Error::new(ErrorCode::Unavailable, "create", message)
+                .backend(NAME)
+                .remedy("install the package qemu-system-x86"));
+        }
+        let store = Store::open(self.options.cache.clone())?;
+        let driver = Arc::new(Qemu::new(Arc::clone(&self.native), store.program()?));
+        let made = Workshop { store, native: Arc::clone(&self.native), driver };
+        Ok(self.workshop.get_or_init(|| made))
+    }
+
+    /// The root of a machine for whoever does not ask for another.
+    fn root(&self) -> Root {
+        self.options.root.clone().map_or(Root::Host, Root::Directory)
+    }
+
+    /// The machine that serves most.
+    fn usual(&self) -> Wanted {
+        Wanted::of(self.root(), &SandboxSpec::default().limits)
+    }
+
+    async fn measure(&self) -> Result<Capabilities> {
+        let workshop = self.workshop()?;
+        let template = workshop.ready(&self.usual()).await?;
+        Ok(probe::adapted(workshop.driver.boundary(), &template.measured))
+    }
+
+    /// Ends a sandbox and removes every trace, whoever made it.
+    async fn end(&self, id: &SandboxId) -> Result<()> {
+        let live = lock(&self.live).get(id).cloned();
+        // Told when nothing is left, unless something is.
+        let told = match live {
+            Some(live) => live.end().await,
+            None => self.native.destroy(id).await,
+        };
+        private::remove(id)?;
+        lock(&self.live).remove(id);
+        self.turns.forget(id);
+        told
+    }
+
+    /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
+    async fn sweep(&self) {
+        let sweep = async {
+            for id in private::ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
+                // Whoever comes next tries again.
+                let _ = self.end(id).await;
+            }
+            if let Ok(workshop) = self.workshop() {
+                workshop.store.tidy();
+            }
+        };
+        self.swept.get_or_init(|| sweep).await;
+    }
+}
+
+impl Live {
+    /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
+    async fn end(&self) -> Result<()> {
+        // One that stands still does not answer.
+        let goes_on = self.brake.set(false).await;
+        let bridge = self.bridge.lock().await.take();
+        if let Some(bridge) = &bridge {
+            let asked = match goes_on {
+                Ok(()) => timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await,
+                Err(error) => Ok(Err(error)),
+            };
+            bridge.link.close();
+            bridge.still().await;
+            let slow = || Err(failed("destroy", "its machine takes too long to take it down"));
+            if let Err(error) = asked.unwrap_or_else(|_| slow()) {
+                bridge.part(error);
+            }
+        }
+        self.vm.end().await?;
+        bridge.map_or(Ok(()), |bridge| bridge.tell())
+    }
+}
+
+#[async_trait]
+impl Backend for Microvm {
+    fn name(&self) -> BackendName {
+        NAME
+    }
+
+    async fn probe(&self) -> Capabilities {
+        self.0.sweep().await;
+        match self.0.measure().await {
+            Ok(measured) => measured,
+            Err(error) => probe::cannot(Boundary::Emulated, &error),
+        }
+    }
+
+    fn only_by_name(&self) -> Option<String> {
+        Some(EMULATED.into())
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        let template = self.0.usual().fingerprint().ok()?;
+        Some(format!("{SUM} {template}"))
+    }
+
+    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+        self.0.sweep().await;
+        let turn = self.0.turns.take(id).await;
+        let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
+        to_its_end(NAME, async move {
+            let _turn = turn;
+            match inner.build(&id, &admitted).await {
+                Ok(sandbox) => Ok(sandbox),
+                Err(error) => {
+                    inner.end(&id).await?;
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        self.0.sweep().await;
+        Ok(private::ids())
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let _turn = self.0.turns.take(id).await;
+        self.0.end(id).await
+    }
+}

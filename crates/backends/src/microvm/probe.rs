@@ -1,0 +1,52 @@
+//! What a machine lets the native backend inside it enforce, and what is different because it is one.
+
+use stockade_core::{Capabilities, Error, Feature, Support};
+
+use super::{NAME, EMULATED};
+use crate::linux;
+
+/// What native offers and a machine of its own cannot.
+const ABSENT: [(Feature, &str, &str); 3] = [
+    (
+        Feature::ExtraMounts,
+        "directories of this host are not in the machine",
+        "put what is needed into the workspace",
+    ),
+    (
+        Feature::OverlayWorkspace,
+        "layers of this host are not in the machine",
+        "use a local workspace, or an ephemeral one",
+    ),
+    (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
+];
+
+/// What is there by other means than in native walls.
+const OTHERWISE: [(Feature, &str); 6] = [
+    (Feature::LocalWorkspace, "copied into the machine; changes are brought back after each command"),
+    (Feature::HostImage, "a read-only image of the host's system directories"),
+    (Feature::DirectoryImage, "a read-only image made of the directory"),
+    (Feature::FilesystemIsolation, "disks of the machine's own"),
+    (Feature::NetworkIsolation, "a machine without a network"),
+    (Feature::Pause, "stopping the machine"),
+];
+
+/// As measured inside, told of the machine.
+pub(super) fn adapted(boundary: stockade_core::Boundary, inside: &Capabilities) -> Capabilities {
+    let start = Capabilities::none(NAME, boundary);
+    let same = |all: Capabilities, at: &Feature| all.with(*at, inside.support(*at));
+    let mut all = Feature::ALL.iter().fold(start, same);
+    for (feature, by) in OTHERWISE {
+        all = all.with(feature, Support::full(by));
+    }
+    for (feature, reason, remedy) in ABSENT {
+        all = all.with(feature, Support::missing(reason, remedy));
+    }
+    all.only_by_name = Some(EMULATED.into());
+    all
+}
+
+/// It cannot work here.
+pub(super) fn cannot(boundary: stockade_core::Boundary, error: &Error) -> Capabilities {
+    let remedy = error.hint().unwrap_or("see docs/backends/microvm.md").to_owned();
+    Capabilities::unavailable(NAME, boundary, linux::reason(error), remedy)
+}

@@ -1,0 +1,70 @@
+//! A sandbox in a machine of its own: what is inside it speaks as another host would, and the machine as a
+//! whole can be stopped.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stockade_core::{
+    Command, EffectiveLimits, Files, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
+    SnapshotKind,
+};
+
+use crate::across::near::FarSandbox;
+use crate::linux::archives::Archives;
+use crate::linux::brake::{Brake, Braked};
+
+/// A sandbox in a machine of its own.
+pub(super) struct MicrovmSandbox {
+    inside: FarSandbox,
+    brake: Arc<Brake>,
+    archives: Archives,
+}
+
+impl MicrovmSandbox {
+    pub(super) fn new(inside: FarSandbox, brake: Arc<Brake>, archives: Archives) -> Self {
+        Self { inside, brake, archives }
+    }
+}
+
+#[async_trait]
+impl Sandbox for MicrovmSandbox {
+    fn id(&self) -> &SandboxId {
+        self.inside.id()
+    }
+
+    fn alive(&self) -> bool {
+        self.inside.alive()
+    }
+
+    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+        let Process { events, control } = self.inside.spawn(command, limits).await?;
+        let brake = Arc::clone(&self.brake);
+        let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
+        Ok(Process { events, control })
+    }
+
+    fn files(&self) -> Result<&dyn Files> {
+        self.inside.files()
+    }
+
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.brake.goes_on("snapshot").await?;
+        self.inside.bridge().push().await?;
+        self.archives.take(self.inside.client(), kind, into).await
+    }
+
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.brake.goes_on("restore").await?;
+        self.archives.bring_back(self.inside.client(), from).await?;
+        self.inside.bridge().pull().await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.brake.set(true).await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.brake.set(false).await
+    }
+}

@@ -1,0 +1,224 @@
+//! Where what was prepared is kept: below the user's cache, each thing under a name that says what it was
+//! made of. A thing is made in a directory of its own and takes its place whole, so that a kill at any
+//! instant leaves it or nothing; whoever makes one holds a lock, and clears away what others left half-way.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use stockade_core::{Error, ErrorCode, Result};
+use stockade_launcher::clear;
+
+use super::{NAME, failed};
+use crate::across::far::{PROGRAM, SUM};
+
+/// How long somebody else may take to make something.
+const PATIENCE: Duration = Duration::from_secs(900);
+const LOOK: Duration = Duration::from_millis(20);
+/// How many things of a kind are kept, the ones that were used last.
+const KEPT: usize = 6;
+/// What the names of unfinished things begin with.
+const DRAFT: &str = "new-";
+
+/// The store.
+#[derive(Debug, Clone)]
+pub(super) struct Store(PathBuf);
+
+/// The right to make something.
+pub(super) struct Maker {
+    store: Store,
+    _lock: File,
+}
+
+/// A kind of thing.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    /// The file system of a root.
+    Image,
+    /// A machine that waits.
+    Template,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Image => "images",
+            Self::Template => "templates",
+        }
+    }
+}
+
+fn unusable(error: io::Error) -> Error {
+    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind());
+    let code = if full { ErrorCode::TooLarge } else { ErrorCode::System };
+    Error::new(code, "create", "the directory for prepared machines cannot be used")
+        .backend(NAME)
+        .remedy("see that ~/.cache/stockade is yours alone, and that there is room")
+        .source(error)
+}
+
+/// Where it lies if nobody says otherwise.
+pub(super) fn usual() -> Option<PathBuf> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("stockade/microvm"))
+}
+
+impl Store {
+    /// Opens it, made if it is not there. Nobody else may write to it.
+    pub(super) fn open(at: Option<PathBuf>) -> Result<Self> {
+        let dir = at.or_else(usual).ok_or_else(|| {
+            failed("create", "there is no directory for prepared machines")
+                .remedy("set HOME or XDG_CACHE_HOME")
+        })?;
+        let made = || {
+            for path in [dir.clone(), dir.join("images"), dir.join("templates")] {
+                DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+            }
+            let dir = fs::canonicalize(&dir)?;
+            let found = fs::metadata(&dir)?;
+            let own = rustix::process::geteuid().as_raw();
+            match found.uid() == own && found.mode() & 0o022 == 0 {
+                true => Ok(Self(dir)),
+                false => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
+            }
+        };
+        made().map_err(unusable)
+    }
+
+    /// The thing of this name, if it is there. It was used just now.
+    pub(super) fn find(&self, kind: Kind, name: &str) -> Option<PathBuf> {
+        let path = self.0.join(kind.name()).join(name);
+        let opened = File::open(&path).ok()?;
+        // Failing to note it is no harm: at the worst it is made once more.
+        let _ = opened.set_modified(SystemTime::now());
+        Some(path)
+    }
+
+    /// The program that starts machines in their walls and is the first inside, as a file.
+    pub(super) fn program(&self) -> Result<PathBuf> {
+        let path = self.0.join(format!("program-{SUM}"));
+        if path.is_file() {
+            return Ok(path);
+        }
+        let draft = self.0.join(format!("program-{SUM}.{}", std::process::id()));
+        let written = fs::write(&draft, PROGRAM)
+            .and_then(|()| fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)))
+            .and_then(|()| fs::rename(&draft, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        written.map(|()| path).map_err(unusable)
+    }
+
+    /// Waits for the right to make something.
+    pub(super) async fn maker(&self) -> Result<Maker> {
+        let lock = File::options().create(true).append(true).open(self.0.join("lock"));
+        let lock = lock.map_err(unusable)?;
+        let until = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < until => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                Err(error) => return Err(unusable(error.into())),
+            }
+        }
+        let maker = Maker { store: self.clone(), _lock: lock };
+        maker.tidy();
+        Ok(maker)
+    }
+
+    /// Removes what others left half-way, unless somebody is making something.
+    pub(super) fn tidy(&self) {
+        let lock = File::options().create(true).append(true).open(self.0.join("lock"));
+        if let Ok(lock) = lock
+            && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            Maker { store: self.clone(), _lock: lock }.tidy();
+        }
+    }
+
+    fn entries(&self, kind: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.0.join(kind)).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+}
+
+impl Maker {
+    /// Removes what others left half-way: nobody else makes anything now.
+    fn tidy(&self) {
+        let half_way = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.starts_with(DRAFT)
+        };
+        for draft in self.store.entries("").into_iter().filter(half_way) {
+            let _ = clear(&draft);
+        }
+    }
+
+    /// An empty directory to make something in.
+    pub(super) fn draft(&self, name: &str) -> Result<PathBuf> {
+        let path = self.store.0.join(format!("{DRAFT}{name}"));
+        let made = clear(&path).and_then(|()| DirBuilder::new().mode(0o700).create(&path));
+        made.map(|()| path).map_err(unusable)
+    }
+
+    /// Puts something into its place, and removes the oldest of its kind.
+    pub(super) fn keep(&self, kind: Kind, name: &str, made: &Path) -> Result<PathBuf> {
+        let path = self.store.0.join(kind.name()).join(name);
+        fs::rename(made, &path).map_err(unusable)?;
+        let used = |path: &PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
+        let mut others = self.store.entries(kind.name());
+        others.retain(|other| *other != path);
+        others.sort_by_key(used);
+        // Whoever uses one has opened it, and does not need its name.
+        for old in others.iter().rev().skip(KEPT - 1) {
+            let _ = clear(old);
+        }
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_half_way_is_cleared_and_the_oldest_go() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(Some(place.path().join("store"))).unwrap();
+        let maker = store.maker().await.unwrap();
+        let left = maker.draft("left").unwrap();
+        fs::write(left.join("file"), "x").unwrap();
+        drop(maker);
+        let maker = store.maker().await.unwrap();
+        assert!(!left.exists());
+        for number in 0..KEPT + 3 {
+            let name = number.to_string();
+            let draft = maker.draft(&name).unwrap();
+            File::open(&draft).unwrap().set_modified(SystemTime::now()).unwrap();
+            maker.keep(Kind::Template, &name, &draft).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(store.entries("templates").len(), KEPT);
+        assert!(store.find(Kind::Template, "0").is_none());
+        assert!(store.find(Kind::Template, &(KEPT + 2).to_string()).is_some());
+    }
+
+    #[test]
+    fn a_store_that_others_can_write_to_is_not_used() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("store");
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Store::open(Some(dir)).unwrap_err();
+        assert!(error.hint().is_some());
+    }
+}

@@ -1,0 +1,330 @@
+//! The machine that all others are copies of: started once, waiting for its first word, and saved whole. One
+//! for each kernel, program, root and size.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_core::{Backend, Bytes, Capabilities, EffectiveLimits, Result, SandboxId};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::time::timeout;
+
+use super::driver::{Disk, Driver, Machine, Saved, Vm};
+use super::image::Root;
+use super::initramfs::Initramfs;
+use super::kernel::Kernel;
+use super::private::Private;
+use super::store::{Kind, Maker, Store};
+use super::{failed, qemu, tsc};
+use crate::across::far::{PROGRAM, SUM};
+use crate::across::guest::{LINE, Ready};
+use crate::linux::{self, fingerprint};
+use crate::native::Native;
+
+/// How a machine is made has changed whenever this does.
+const VERSION: u32 = 1;
+/// How long one may take to start, measure and wait.
+const STARTING: Duration = Duration::from_secs(180);
+/// What a guest's kernel and this program take of its memory.
+const KERNEL: u64 = 256 << 20;
+/// The smallest memory and disk: limits below are held inside, so that few sizes serve all.
+const SMALLEST_MEMORY: u64 = 1 << 30;
+const SMALLEST_DISK: u64 = 4 << 30;
+
+/// What is to be prepared.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub root: Root,
+    pub memory: Bytes,
+    pub disk: Bytes,
+    pub cpus: u32,
+}
+
+/// One that is prepared.
+#[derive(Debug, Clone)]
+pub(super) struct Template {
+    dir: PathBuf,
+    image: PathBuf,
+    wanted: Wanted,
+    pub measured: Capabilities,
+}
+
+impl Wanted {
+    /// The machine for these limits: the smallest that holds them.
+    pub(super) fn of(root: Root, limits: &EffectiveLimits) -> Self {
+        let memory = limits.memory.map_or(SMALLEST_MEMORY, |most| most.0.saturating_add(KERNEL));
+        let disk = limits.disk.map_or(SMALLEST_DISK, |most| most.0.saturating_mul(2));
+        let size = |least: u64, most: u64| Bytes(most.max(least).next_power_of_two());
+        Self {
+            root,
+            memory: size(SMALLEST_MEMORY, memory),
+            disk: size(SMALLEST_DISK, disk),
+            cpus: 1,
+        }
+    }
+
+    /// What it depends on.
+    pub(super) fn fingerprint(&self) -> Result<String> {
+        Ok(self.key(&Kernel::find()?, &self.root.fingerprint()?))
+    }
+
+    fn key(&self, kernel: &Kernel, image: &str) -> String {
+        let version = |path: &Path| fingerprint::version(path).unwrap_or_default();
+        let program = qemu::program().map(version).unwrap_or_default();
+        let Self { memory, disk, cpus, .. } = self;
+        let kernel = version(&kernel.path);
+        let facts = format!("{VERSION} {SUM} {program} {kernel} {image} {memory:?} {disk:?} {cpus}");
+        fingerprint::hash(facts.as_bytes())
+    }
+}
+
+/// What makes templates.
+pub(super) struct Workshop {
+    pub store: Store,
+    pub native: Arc<Native>,
+    pub driver: Arc<dyn Driver>,
+}
+
+impl Workshop {
+    /// The template, if it is there.
+    pub(super) fn find(&self, wanted: &Wanted) -> Result<Option<Template>> {
+        let key = wanted.root.fingerprint()?;
+        let Some(image) = Root::find(&self.store, &key) else { return Ok(None) };
+        let name = wanted.key(&Kernel::find()?, &key);
+        let Some(dir) = self.store.find(Kind::Template, &name) else { return Ok(None) };
+        let measured = fs::read(dir.join("measured")).map_err(unreadable)?;
+        let measured = serde_json::from_slice(&measured).map_err(|e| unreadable(e.into()))?;
+        Ok(Some(Template { dir, image, wanted: wanted.clone(), measured }))
+    }
+
+    /// The template, made if it is not there.
+    pub(super) async fn ready(&self, wanted: &Wanted) -> Result<Template> {
+        if let Some(found) = self.find(wanted)? {
+            return Ok(found);
+        }
+        let maker = self.store.maker().await?;
+        // Whoever had the right before may have made it.
+        if let Some(found) = self.find(wanted)? {
+            return Ok(found);
+        }
+        let key = wanted.root.fingerprint()?;
+        let image = match Root::find(&self.store, &key) {
+            Some(image) => image,
+            None => wanted.root.make(&self.native, &maker, &key).await?,
+        };
+        let kernel = Kernel::find()?;
+        let measured = self.make(&maker, wanted, &kernel, &key, &image).await?;
+        let dir = self.store.find(Kind::Template, &wanted.key(&kernel, &key));
+        let dir = dir.ok_or_else(|| failed("create", "what was prepared is gone"))?;
+        Ok(Template { dir, image, wanted: wanted.clone(), measured })
+    }
+
+    async fn make(
+        &self,
+        maker: &Maker,
+        wanted: &Wanted,
+        kernel: &Kernel,
+        key: &str,
+        image: &Path,
+    ) -> Result<Capabilities> {
+        let draft = maker.draft("template")?;
+        let machine = furnish(wanted, kernel, image, &draft).await?;
+        let private = Private::make(&linux::trial_id())?;
+        let made = self.run(&machine, private.id(), private.path(), &draft).await;
+        let ended = self.native.destroy(private.id()).await;
+        private.remove()?;
+        let measured = made.and_then(|measured| ended.map(|()| measured))?;
+        let spare = [&machine.kernel, &machine.initramfs];
+        spare.into_iter().try_for_each(fs::remove_file).map_err(unreadable)?;
+        maker.keep(Kind::Template, &wanted.key(kernel, key), &draft)?;
+        Ok(measured)
+    }
+
+    async fn run(
+        &self,
+        machine: &Machine,
+        id: &SandboxId,
+        dir: &Path,
+        draft: &Path,
+    ) -> Result<Capabilities> {
+        let vm = self.driver.boot(id, machine, dir).await?;
+        let measured = timeout(STARTING, greeted(&*vm)).await;
+        let slow = || failed("create", "its machine did not start in time");
+        let measured = measured.unwrap_or_else(|_| Err(slow()))?;
+        vm.save(draft).await?;
+        vm.end().await?;
+        let written = serde_json::to_vec(&measured).map_err(io::Error::from);
+        let written = written.and_then(|text| fs::write(draft.join("measured"), text));
+        written.map_err(unreadable)?;
+        Ok(measured)
+    }
+}
+
+fn unreadable(error: io::Error) -> stockade_core::Error {
+    failed("create", "what was prepared cannot be used")
+        .remedy("remove ~/.cache/stockade/microvm and try again")
+        .source(error)
+}
+
+/// What the machine says when it is ready to be copied.
+async fn greeted(vm: &dyn Vm) -> Result<Capabilities> {
+    let pipe = vm.connect().await?;
+    let mut line = String::new();
+    let read = BufReader::new(pipe).take(LINE as u64).read_line(&mut line).await;
+    let nonsense = |error: io::Error| {
+        let message = format!("its machine ended before it was ready: {}", vm.said());
+        failed("create", message).source(error)
+    };
+    read.map_err(nonsense)?;
+    let ready: Ready = serde_json::from_str(&line).map_err(|error| nonsense(error.into()))?;
+    match &ready.measured.unavailable {
+        None => Ok(*ready.measured),
+        Some((reason, _)) => Err(failed("create", format!("inside its machine: {reason}"))),
+    }
+}
+
+/// What the machine is started with.
+async fn furnish(
+    wanted: &Wanted,
+    kernel: &Kernel,
+    image: &Path,
+    draft: &Path,
+) -> Result<Machine> {
+    let machine = Machine {
+        kernel: draft.join("kernel"),
+        initramfs: draft.join("initramfs"),
+        command_line: command_line(tsc::kilohertz()),
+        memory: wanted.memory,
+        cpus: wanted.cpus,
+        cpu_rate: None,
+        disks: vec![
+            Disk { path: image.to_owned(), read_only: true },
+            Disk { path: draft.join("disk"), read_only: false },
+        ],
+    };
+    fs::write(&machine.kernel, kernel.unpacked()?).map_err(unreadable)?;
+    let mut first = Initramfs::default().directory("modules").directory("new");
+    for (name, bytes) in kernel.modules()? {
+        first = first.file(&format!("modules/{name}"), &bytes);
+    }
+    let first = first.file("init", PROGRAM).finish();
+    fs::write(&machine.initramfs, first).map_err(unreadable)?;
+    let (disk, size) = (draft.join("disk"), wanted.disk);
+    let formatted = tokio::task::spawn_blocking(move || format(&disk, size)).await;
+    formatted.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
+        failed("create", "its disk cannot be made")
+            .remedy("install the package e2fsprogs")
+            .source(error)
+    })?;
+    Ok(machine)
+}
+
+/// Without PIT and clock there is nothing to measure time by: it is said.
+fn command_line(kilohertz: u64) -> String {
+    let time = format!("tsc_early_khz={kilohertz} lpj={} no_timer_check", kilohertz * 4);
+    format!("console=ttyS0 quiet loglevel=3 panic=-1 reboot=t {time}")
+}
+
+/// A file system on a file of which most is nothing. No journal: it never outlives its machine.
+fn format(path: &Path, size: Bytes) -> io::Result<()> {
+    File::create_new(path)?.set_len(size.0)?;
+    let made = Command::new("/sbin/mke2fs")
+        .args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0"])
+        .args(["-E", "lazy_itable_init=1,nodiscard"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()?;
+    if made.success() { Ok(()) } else { Err(io::Error::other(format!("mke2fs: {made}"))) }
+}
+
+impl Template {
+    /// What a copy of it is continued from.
+    pub(super) fn saved(&self) -> Saved {
+        Saved::within(&self.dir)
+    }
+
+    /// The disk as it was when the machine was saved.
+    pub(super) fn disk(&self) -> PathBuf {
+        self.dir.join("disk")
+    }
+
+    /// A machine that is a copy of it, with this disk of its own.
+    pub(super) fn machine(&self, disk: PathBuf) -> Machine {
+        Machine {
+            kernel: PathBuf::new(),
+            initramfs: PathBuf::new(),
+            command_line: String::new(),
+            memory: self.wanted.memory,
+            cpus: self.wanted.cpus,
+            cpu_rate: None,
+            disks: vec![
+                Disk { path: self.image.clone(), read_only: true },
+                Disk { path: disk, read_only: false },
+            ],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::time::Instant;
+
+    use stockade_core::Limits;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+    use crate::across::words::HELLO;
+    use crate::microvm::{identity, qemu::Qemu, sparse};
+
+    fn root(place: &Path) -> Root {
+        let root = place.join("root");
+        fs::create_dir_all(root.join("bin")).unwrap();
+        fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+        symlink("busybox", root.join("bin/sh")).unwrap();
+        Root::Directory(root)
+    }
+
+    #[tokio::test]
+    async fn a_copy_of_a_machine_answers_and_is_somebody_else() {
+        let place = tempfile::tempdir_in("/var/tmp").unwrap();
+        let store = Store::open(Some(place.path().join("store"))).unwrap();
+        let native = Arc::new(Native::new());
+        let driver = Arc::new(Qemu::new(Arc::clone(&native), store.program().unwrap()));
+        let workshop = Workshop { store, native, driver: Arc::clone(&driver) as _ };
+        let limits = Limits::default();
+        let wanted = Wanted::of(root(place.path()), &limits);
+        let begun = Instant::now();
+        let template = workshop.ready(&wanted).await.unwrap();
+        println!("template: {:?} {:?}", begun.elapsed(), template.measured);
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let private = Private::make(&linux::trial_id()).unwrap();
+            let disk = private.path().join("disk");
+            sparse::copy(&File::open(template.disk()).unwrap(), File::create(&disk).unwrap())
+                .unwrap();
+            let machine = template.machine(disk);
+            let vm = driver
+                .resume(private.id(), &machine, &template.saved(), private.path())
+                .await
+                .unwrap();
+            let mut pipe = vm.connect().await.unwrap();
+            let identity = identity::fresh(private.id()).unwrap();
+            let mut line = serde_json::to_vec(&identity).unwrap();
+            line.push(b'\n');
+            pipe.write_all(&line).await.unwrap();
+            let mut hello = vec![0; HELLO.len()];
+            let read = pipe.read_exact(&mut hello).await;
+            assert!(read.is_ok(), "{read:?} {}", vm.said());
+            assert_eq!(hello, HELLO);
+            println!("copy: {:?}", begun.elapsed());
+            vm.end().await.unwrap();
+            private.remove().unwrap();
+        }
+    }
+}
