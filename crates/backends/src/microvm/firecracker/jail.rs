@@ -1,0 +1,109 @@
+//! The directory that a Firecracker process sees as its own: the machine's, or below it the root of
+//! Firecracker's own jail. Everything a machine needs is put there under a plain name.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use stockade_core::{Error, ErrorCode, Result};
+
+use super::copy::{self, Owner};
+use super::{Jailer, api, failed};
+
+/// How Firecracker calls the machine: there is one in each directory.
+const ID: &str = "vm";
+
+/// Where a machine's process works.
+pub(super) struct Place {
+    base: PathBuf,
+    root: PathBuf,
+    jailer: Option<Jailer>,
+}
+
+/// Only root can build Firecracker's own jail.
+pub(super) fn needs_root() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(failed(ErrorCode::Denied, "detect", "only root can run Firecracker's jailer")
+        .remedy("run as root, or take `jailer` out of `[microvm.firecracker]`"))
+}
+
+impl Place {
+    pub(super) fn make(dir: &Path, binary: &Path, jailer: Option<&Jailer>) -> Result<Self> {
+        let base = dir.to_owned();
+        let Some(jailer) = jailer else {
+            return Ok(Self { root: base.clone(), base, jailer: None });
+        };
+        let name = binary.file_name().unwrap_or_default();
+        let root = base.join(name).join(ID).join("root");
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&root);
+        made.and_then(|()| chown(&root, Some(jailer.uid), Some(jailer.gid)))
+            .map_err(|error| misplaced(&root, error))?;
+        Ok(Self { root, base, jailer: Some(jailer.clone()) })
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whom files belong to that the process writes.
+    pub(super) fn owner(&self) -> Owner {
+        self.jailer.as_ref().map(|jailer| (jailer.uid, jailer.gid))
+    }
+
+    /// Starts Firecracker there. All its paths are names in that directory.
+    pub(super) fn command(&self, binary: &Path) -> Command {
+        let mut command = match &self.jailer {
+            None => Command::new(binary),
+            Some(jailer) => {
+                let mut command = Command::new(&jailer.binary);
+                command.arg("--exec-file").arg(binary);
+                command.arg("--chroot-base-dir").arg(&self.base);
+                command.args(["--uid", &jailer.uid.to_string(), "--gid", &jailer.gid.to_string()]);
+                command.args(["--id", ID, "--"]);
+                command
+            }
+        };
+        command.args(["--api-sock", api::SOCKET]);
+        if self.jailer.is_none() {
+            command.args(["--id", ID]);
+        }
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// Shows a file there.
+    pub(super) fn put(&self, file: &Path, name: &str, writable: bool) -> Result<()> {
+        let at = self.root.join(name);
+        let put = match self.owner() {
+            None => fs::canonicalize(file).and_then(|file| symlink(file, &at)),
+            Some(owner) => put_in_jail(file, &at, writable, owner),
+        };
+        put.map_err(|error| misplaced(file, error))
+    }
+}
+
+/// A second name for the same file; where that cannot be, or would give somebody else's file away, a
+/// copy. A disk that is written must be the same file, or what is written would be lost.
+fn put_in_jail(file: &Path, at: &Path, writable: bool, (uid, gid): (u32, u32)) -> io::Result<()> {
+    if writable {
+        fs::hard_link(file, at)?;
+        return chown(at, Some(uid), Some(gid));
+    }
+    let readable = fs::metadata(file)?.permissions().mode() & 0o004 != 0;
+    if readable && fs::hard_link(file, at).is_ok() {
+        return Ok(());
+    }
+    copy::to_new(&File::open(file)?, at, Some((uid, gid)))?;
+    fs::set_permissions(at, Permissions::from_mode(0o400))
+}
+
+fn misplaced(path: &Path, error: io::Error) -> Error {
+    let what = format!("`{}` cannot be put where Firecracker sees it", path.display());
+    failed(ErrorCode::System, "create", what)
+        .remedy("see that it is there, and for the jailer on the same file system as the sandbox")
+        .source(error)
+}

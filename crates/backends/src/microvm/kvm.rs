@@ -1,0 +1,330 @@
+//! Whether KVM here really runs a Linux guest. That `/dev/kvm` can be opened proves nothing: some hosts
+//! emulate kernel-mode code instruction by instruction and refuse a part of what every Linux kernel
+//! executes. So a few such instructions are run in a throw-away machine of 32 KiB.
+//!
+//! Takes about a millisecond, has a limit of its own, and leaves nothing: no process, no file, no
+//! signal handler.
+#![allow(unsafe_code, reason = "a machine's memory is handed to the kernel by its address")]
+
+mod code;
+
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm as Device, VcpuExit, VcpuFd, VmFd};
+
+use code::{LINUX, Layout, Step};
+
+const DEVICE: &CStr = c"/dev/kvm";
+/// The only version of the interface that there ever was.
+const VERSION: i32 = 12;
+/// How long the machine may run, and how long the kernel may take to let go of it.
+const LIMIT: Duration = Duration::from_millis(500);
+/// Ends a run. Blocked in the thread that runs the machine, and so never delivered to anybody.
+const KICK: libc::c_int = libc::SIGURG;
+/// `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`: not among the wrappers.
+const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
+
+/// What KVM is good for on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kvm {
+    /// It runs what Linux is made of.
+    Works,
+    /// There is no such device.
+    Absent,
+    /// It is there, and not for this user.
+    Denied,
+    /// It is there and would fail a guest.
+    CannotRunLinux { reason: String },
+}
+
+impl Kvm {
+    /// What to do about it.
+    pub(super) const fn remedy(&self) -> &'static str {
+        match self {
+            Self::Works => "nothing is to be done",
+            Self::Absent => {
+                "enable virtualisation in the firmware (or nested virtualisation, if this is a \
+                 virtual machine) and load `kvm_intel` or `kvm_amd`"
+            }
+            Self::Denied => "add this user to the group `kvm` and log in again",
+            Self::CannotRunLinux { .. } => {
+                "use a host with hardware virtualisation, or software emulation by `qemu`"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Kvm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Works => f.write_str("KVM runs Linux guests"),
+            Self::Absent => f.write_str("KVM is absent: there is no /dev/kvm"),
+            Self::Denied => f.write_str("KVM is present but this user may not use /dev/kvm"),
+            Self::CannotRunLinux { reason } => {
+                write!(f, "KVM is present but cannot run Linux guests: {reason}")
+            }
+        }
+    }
+}
+
+/// Finds out. Blocks for a millisecond, or for one second at the most.
+pub(super) fn probe() -> Kvm {
+    probe_at(DEVICE)
+}
+
+fn probe_at(device: &CStr) -> Kvm {
+    match Device::new_with_path(device) {
+        Ok(device) => try_out(device, LINUX),
+        Err(error) => not_opened(error.errno()),
+    }
+}
+
+fn not_opened(errno: i32) -> Kvm {
+    match errno {
+        // The node may be there without anything behind it.
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => Kvm::Absent,
+        libc::EACCES | libc::EPERM => Kvm::Denied,
+        other => {
+            let error = io::Error::from_raw_os_error(other);
+            Kvm::CannotRunLinux { reason: format!("/dev/kvm cannot be opened: {error}") }
+        }
+    }
+}
+
+/// Runs these steps and says how it went.
+fn try_out(device: Device, steps: &'static [Step]) -> Kvm {
+    match in_time(move || run(&device, steps)) {
+        Ok(()) => Kvm::Works,
+        Err(reason) => Kvm::CannotRunLinux { reason },
+    }
+}
+
+type Run = Result<(), String>;
+
+/// Runs it in a thread that can be called back. One that the kernel never lets go of is given up,
+/// with the machine that it owns.
+fn in_time(run: impl FnOnce() -> Run + Send + 'static) -> Run {
+    let (done, answers) = mpsc::channel();
+    let body = move || {
+        block_every_signal();
+        let _ = done.send(run());
+    };
+    let started = thread::Builder::new().name("stockade-kvm".into()).spawn(body);
+    let runner = started.map_err(|error| format!("no thread for it: {error}"))?;
+    match answers.recv_timeout(LIMIT) {
+        Err(RecvTimeoutError::Timeout) => kick(&runner),
+        Ok(answer) => return joined(runner, answer),
+        Err(RecvTimeoutError::Disconnected) => return Err("the attempt broke off".into()),
+    }
+    match answers.recv_timeout(LIMIT) {
+        Ok(answer) => joined(runner, answer),
+        Err(_) => Err(format!("a machine did not stop within {} ms", 2 * LIMIT.as_millis())),
+    }
+}
+
+/// The answer, once everything that was made for it is gone.
+fn joined(runner: JoinHandle<()>, answer: Run) -> Run {
+    let _ = runner.join();
+    answer
+}
+
+fn block_every_signal() {
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: the set is filled before it is read, and only this thread's mask changes.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+fn kick(runner: &JoinHandle<()>) {
+    // SAFETY: the thread was not joined, so that its name is still its own; the signal is blocked there.
+    unsafe { libc::pthread_kill(runner.as_pthread_t(), KICK) };
+}
+
+/// The memory of the throw-away machine. It and the kernel write to it at will.
+#[repr(C, align(4096))]
+struct Memory(UnsafeCell<[u8; Layout::SIZE]>);
+
+impl Memory {
+    fn holding(image: [u8; Layout::SIZE]) -> Box<Self> {
+        Box::new(Self(UnsafeCell::new(image)))
+    }
+
+    fn address(&self) -> u64 {
+        self.0.get() as u64
+    }
+
+    /// What is in it now that nothing runs.
+    fn read<const COUNT: usize>(&self, at: usize) -> [u8; COUNT] {
+        let mut found = [0; COUNT];
+        let from = self.0.get().cast::<u8>();
+        for (offset, byte) in found.iter_mut().enumerate() {
+            if at + offset < Layout::SIZE {
+                // SAFETY: within the memory, as was just asked; volatile, for others have written it.
+                *byte = unsafe { from.add(at + offset).read_volatile() };
+            }
+        }
+        found
+    }
+}
+
+/// Runs the steps to their end in a machine that ends here.
+fn run(device: &Device, steps: &'static [Step]) -> Run {
+    if device.get_api_version() != VERSION {
+        return Err("/dev/kvm is no KVM device".into());
+    }
+    let layout = Layout::of(steps);
+    let memory = Memory::holding(layout.image());
+    let vm = device.create_vm().map_err(|error| format!("no machine can be made: {error}"))?;
+    let mut cpu = prepare(device, &vm, &memory, &layout)
+        .map_err(|error| format!("no processor can be made: {error}"))?;
+    let ended = one_run(&mut cpu);
+    // Before the memory: it is theirs until then.
+    drop((cpu, vm));
+    ended.map_err(|what| match layout.step(memory.read::<1>(Layout::PROGRESS)[0]) {
+        Some(step) => format!("{what} at `{step}`"),
+        None => format!("{what} before the first instruction"),
+    })?;
+    layout.check(memory.read(Layout::DATA)).map_err(|step| format!("`{step}` has no effect"))
+}
+
+fn prepare(
+    device: &Device,
+    vm: &VmFd,
+    memory: &Memory,
+    layout: &Layout,
+) -> Result<VcpuFd, kvm_ioctls::Error> {
+    let region = kvm_userspace_memory_region {
+        memory_size: Layout::SIZE as u64,
+        userspace_addr: memory.address(),
+        ..kvm_userspace_memory_region::default()
+    };
+    // SAFETY: the memory is of that size and aligned to pages, and outlives the machine.
+    unsafe { vm.set_user_memory_region(region)? };
+    let cpu = vm.create_vcpu(0)?;
+    let known: CpuId = device.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    cpu.set_cpuid2(&known)?;
+    let mut special = cpu.get_sregs()?;
+    layout.enter(&mut special);
+    cpu.set_sregs(&special)?;
+    cpu.set_regs(&layout.registers())?;
+    let_in(&cpu, KICK)?;
+    Ok(cpu)
+}
+
+/// Lets this one signal end a run: it is pending then, and neither handled nor lost.
+fn let_in(cpu: &VcpuFd, signal: libc::c_int) -> Result<(), kvm_ioctls::Error> {
+    #[repr(C)]
+    struct Mask {
+        length: u32,
+        blocked: [u8; 8],
+    }
+    let blocked = !(1_u64 << (signal - 1));
+    let mask = Mask { length: 8, blocked: blocked.to_ne_bytes() };
+    // SAFETY: the descriptor is a processor's, and the mask is as long as it says.
+    let set = unsafe { libc::ioctl(cpu.as_raw_fd(), KVM_SET_SIGNAL_MASK as _, &raw const mask) };
+    if set == 0 { Ok(()) } else { Err(kvm_ioctls::Error::last()) }
+}
+
+/// Anything but the last instruction is a failure.
+fn one_run(cpu: &mut VcpuFd) -> Run {
+    let exit = match cpu.run() {
+        Ok(VcpuExit::Hlt) => return Ok(()),
+        Err(error) if error.errno() == libc::EINTR => {
+            return Err(format!("the machine hung for {} ms", LIMIT.as_millis()));
+        }
+        Err(error) => return Err(format!("the machine cannot run ({error}),")),
+        Ok(exit) => exit,
+    };
+    Err(match exit {
+        VcpuExit::InternalError => "it is emulated, and the emulator gave up".into(),
+        VcpuExit::Shutdown => "the machine crashed".into(),
+        VcpuExit::FailEntry(why, _) => format!("the processor refused the machine ({why:#x})"),
+        other => format!("the machine stopped ({other:?})"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn device() -> Option<Device> {
+        match Device::new() {
+            Ok(device) => Some(device),
+            Err(error) => {
+                println!("skipped: {}", not_opened(error.errno()));
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn it_answers_in_time_wherever_it_is() {
+        let began = Instant::now();
+        let found = probe();
+        println!("in {:?}: {found} (remedy: {})", began.elapsed(), found.remedy());
+        assert!(began.elapsed() < 3 * LIMIT, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_missing_device_is_absent() {
+        assert_eq!(probe_at(c"/proc/self/no-such-device"), Kvm::Absent);
+    }
+
+    #[test]
+    fn a_device_that_may_not_be_opened_is_denied_and_the_remedy_names_the_group() {
+        assert_eq!(not_opened(libc::EACCES), Kvm::Denied);
+        assert!(Kvm::Denied.remedy().contains("group `kvm`"));
+    }
+
+    #[test]
+    fn something_else_in_its_place_is_told_by_what_it_lacks() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = CString::new(file.path().to_str().unwrap()).unwrap();
+        let reason = "/dev/kvm is no KVM device".to_owned();
+        assert_eq!(probe_at(&path), Kvm::CannotRunLinux { reason });
+    }
+
+    #[test]
+    fn a_machine_that_hangs_is_ended_and_its_step_is_named() {
+        const HANGS: &[Step] = &[Step::new("nop", &[0x90]), Step::new("jmp .", &[0xeb, 0xfe])];
+        let Some(device) = device() else { return };
+        let reason = format!("the machine hung for {} ms at `jmp .`", LIMIT.as_millis());
+        assert_eq!(try_out(device, HANGS), Kvm::CannotRunLinux { reason });
+    }
+
+    #[test]
+    fn an_instruction_that_fails_is_named() {
+        // There is no handler for an undefined instruction.
+        const CRASHES: &[Step] = &[Step::new("nop", &[0x90]), Step::new("ud2", &[0x0f, 0x0b])];
+        let Some(device) = device() else { return };
+        let Kvm::CannotRunLinux { reason } = try_out(device, CRASHES) else {
+            panic!("it ran what does not exist")
+        };
+        assert!(reason.ends_with("at `ud2`"), "{reason}");
+    }
+
+    #[test]
+    fn a_run_that_never_answers_is_given_up_without_a_trace_in_the_answer() {
+        let never = || -> Run {
+            thread::sleep(Duration::from_secs(3600));
+            Ok(())
+        };
+        let began = Instant::now();
+        assert!(in_time(never).unwrap_err().contains("did not stop"));
+        assert!(began.elapsed() < 4 * LIMIT);
+    }
+}

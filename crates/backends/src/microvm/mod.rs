@@ -1,0 +1,14 @@
+//! Virtual machines with a kernel of their own.
+#![cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the backend that chooses among the drivers is not there yet")
+)]
+
+mod driver;
+pub mod firecracker;
+mod kvm;
+
+use stockade_core::BackendName;
+
+/// The microvm backend's name.
+pub const NAME: BackendName = BackendName::literal("microvm");
