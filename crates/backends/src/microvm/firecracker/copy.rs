@@ -3,11 +3,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
+use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
 use rustix::io::Errno;
+
+/// How much is copied at once.
+const PIECE: usize = 256 << 10;
 
 /// Whom a file is to belong to, if not to this process.
 pub(super) type Owner = Option<(u32, u32)>;
@@ -58,20 +61,23 @@ fn data(from: &File, to: &File, length: u64) -> io::Result<()> {
     Ok(())
 }
 
-fn range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
-    let (mut source, mut target) = (start, start);
-    while source < end {
-        let left = usize::try_from(end - source).unwrap_or(usize::MAX);
-        if copy_file_range(from, Some(&mut source), to, Some(&mut target), left)? == 0 {
+fn range(from: &File, to: &File, mut at: u64, end: u64) -> io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    while at < end {
+        let most = usize::try_from(end - at).map_or(PIECE, |left| left.min(PIECE));
+        let count = from.read_at(&mut piece[..most], at)?;
+        if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        to.write_all_at(&piece[..count], at)?;
+        at += count as u64;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 

@@ -133,7 +133,7 @@ impl Firecracker {
             place.put(&disk.path, &disk_name(number), !disk.read_only)?;
         }
         let command = place.command(&self.settings.binary);
-        Process::start(&*self.spawn, command, place.root(), self.patience).await
+        Process::start(&self.spawn, command, place.root(), self.patience).await
     }
 
     async fn configure(&self, process: &Process, machine: &Machine) -> Result<()> {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -27,23 +27,35 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Starts programs so that they end with whoever has them started.
 #[async_trait]
 pub(in super::super) trait Spawn: Send + Sync {
-    async fn spawn(&self, command: Command) -> io::Result<Child>;
+    async fn spawn(&self, command: Command) -> io::Result<Held>;
 }
+
+/// A process that is killed when nobody has it any more, on its way to somebody too.
+pub(in super::super) struct Held(Option<Child>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        let _ = child.kill();
+        // It is waited for where nobody is kept waiting. Without a thread it stays a line in the
+        // kernel's table for as long as this process lives.
+        let _ = thread::Builder::new().name("stockade-burial".into()).spawn(move || child.wait());
+    }
+}
+
+type Job = (Command, oneshot::Sender<io::Result<Held>>);
 
 /// Starts them from a thread that stays: the kernel kills what it started when it ends, be it with its
 /// owner or because the whole process was killed (C-31).
-pub(in super::super) struct Threaded(mpsc::Sender<(Command, oneshot::Sender<io::Result<Child>>)>);
+pub(in super::super) struct Threaded(mpsc::Sender<Job>);
 
 impl Threaded {
     pub(in super::super) fn start() -> io::Result<Self> {
-        let (jobs, waiting) = mpsc::channel::<(Command, oneshot::Sender<io::Result<Child>>)>();
+        let (jobs, waiting) = mpsc::channel::<Job>();
         let serve = move || {
             while let Ok((command, done)) = waiting.recv() {
-                // Nobody to hear of it: then nobody would end it either.
-                if let Err(Ok(mut orphan)) = done.send(start_in(command, None)) {
-                    let _ = orphan.kill();
-                    let _ = orphan.wait();
-                }
+                // Whoever does not wait for it any more lets go of it.
+                let _ = done.send(start_in(command, None).map(|child| Held(Some(child))));
             }
         };
         thread::Builder::new().name("stockade-firecracker".into()).spawn(serve)?;
@@ -53,7 +65,7 @@ impl Threaded {
 
 #[async_trait]
 impl Spawn for Threaded {
-    async fn spawn(&self, command: Command) -> io::Result<Child> {
+    async fn spawn(&self, command: Command) -> io::Result<Held> {
         let (done, started) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts machines is gone");
         self.0.send((command, done)).map_err(|_| gone())?;
@@ -63,7 +75,9 @@ impl Spawn for Threaded {
 
 /// One process, and its socket.
 pub(super) struct Process {
-    child: Mutex<Option<Child>>,
+    held: Mutex<Held>,
+    /// Whatever ends its processes when it ends must not, before this one has.
+    _spawn: Arc<dyn Spawn>,
     pidfd: OwnedFd,
     pub sockets: Sockets,
     words: Words,
@@ -73,7 +87,7 @@ pub(super) struct Process {
 impl Process {
     /// Starts it, and waits until it listens.
     pub(super) async fn start(
-        spawn: &dyn Spawn,
+        spawn: &Arc<dyn Spawn>,
         command: Command,
         dir: &Path,
         patience: Patience,
@@ -90,30 +104,24 @@ impl Process {
     }
 
     async fn spawned(
-        spawn: &dyn Spawn,
+        spawn: &Arc<dyn Spawn>,
         mut command: Command,
         dir: &Path,
         patience: Patience,
     ) -> io::Result<Self> {
         let sockets = Sockets::of(dir)?;
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = spawn.spawn(command).await?;
-        let watched = Pid::from_raw(child.id().cast_signed())
-            .ok_or_else(|| io::Error::other("it has no number"))
-            .and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::NONBLOCK)?));
-        let heard = match (child.stdout.take(), child.stderr.take()) {
-            (Some(out), Some(err)) => Words::listen(out.into(), err.into()),
-            _ => Err(io::Error::other("it has no standard streams")),
+        let mut held = spawn.spawn(command).await?;
+        let missing = || io::Error::other("it has no number or no standard streams");
+        let child = held.0.as_mut().ok_or_else(missing)?;
+        let pid = Pid::from_raw(child.id().cast_signed()).ok_or_else(missing)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err(missing());
         };
-        match (watched, heard) {
-            (Ok(pidfd), Ok(words)) => {
-                Ok(Self { child: Mutex::new(Some(child)), pidfd, sockets, words, patience })
-            }
-            (Err(error), _) | (_, Err(error)) => {
-                bury(child);
-                Err(error)
-            }
-        }
+        let words = Words::listen(out.into(), err.into())?;
+        let (held, _spawn) = (Mutex::new(held), Arc::clone(spawn));
+        Ok(Self { held, _spawn, pidfd, sockets, words, patience })
     }
 
     async fn listens(&self) -> Result<()> {
@@ -189,24 +197,9 @@ impl Process {
             failed(ErrorCode::LeftBehind, "destroy", what)
                 .remedy("see what the kernel keeps it for, and destroy the sandbox again")
         })?;
-        if let Some(mut child) = lock(&self.child).take() {
+        if let Some(mut child) = lock(&self.held).0.take() {
             let _ = child.wait();
         }
         Ok(())
     }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if let Some(child) = lock(&self.child).take() {
-            bury(child);
-        }
-    }
-}
-
-/// Kills a process, and waits for it where nobody is kept waiting.
-fn bury(mut child: Child) {
-    let _ = child.kill();
-    // Without a thread it stays a name in a table, and that for as long as this process lives.
-    let _ = thread::Builder::new().name("stockade-burial".into()).spawn(move || child.wait());
 }

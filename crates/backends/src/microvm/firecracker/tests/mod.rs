@@ -24,9 +24,10 @@ use crate::microvm::driver::{Disk, Driver, Machine, Saved, Vm};
 const NEWEST: &str = "1.16.1";
 const MEMORY: Bytes = Bytes::mib(4);
 
-/// Enough for a loaded machine, except where a test waits for its end.
+/// As everywhere, except where a test waits for the end of it: long enough for what must not be cut by
+/// it on a loaded machine.
 const PATIENCE: Patience = super::PATIENCE;
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(2);
 
 /// A directory with a fake of its own in it.
 struct Rig {
@@ -272,7 +273,7 @@ async fn a_version_that_is_never_said_is_not_waited_for() {
     let mut rig = Rig::new("");
     rig.patience.soon = SHORT;
     rig.program("firecracker", "exec sleep 1000");
-    refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 300ms"]);
+    refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 2s"]);
 }
 
 #[tokio::test]
@@ -442,14 +443,15 @@ async fn the_guest_is_waited_for_until_it_listens() {
 #[tokio::test]
 async fn a_restored_guest_that_loses_the_first_connections_is_connected_to_again() {
     let mut rig = Rig::new("withhold");
-    rig.patience.attempt = SHORT;
+    rig.patience.attempt = Duration::from_millis(300);
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
     vm.save(&rig.room("saved")).await.unwrap();
     let clone = rig.resume("saved", "b").await.unwrap();
     says_hello(&*clone).await;
     let tried = fs::read_to_string(rig.path("b/connected")).unwrap();
-    assert_eq!(tried.lines().count(), 3, "{tried}");
+    // The third is answered, if it is waited for long enough.
+    assert!(tried.lines().count() >= 3, "{tried}");
     clone.end().await.unwrap();
     vm.end().await.unwrap();
 }
@@ -457,9 +459,9 @@ async fn a_restored_guest_that_loses_the_first_connections_is_connected_to_again
 #[tokio::test]
 async fn a_guest_that_never_answers_is_given_up_in_time() {
     let mut rig = Rig::new("mute");
-    (rig.patience.attempt, rig.patience.connect) = (SHORT, 3 * SHORT);
+    rig.patience.connect = SHORT;
     let vm = rig.boot("a").await.unwrap();
-    let parts = ["`CONNECT 1024`", "no answer within 900ms", "virtio-vsock"];
+    let parts = ["`CONNECT 1024`", "no answer within 2s", "virtio-vsock"];
     refused(vm.connect().await, ErrorCode::TooSlow, &parts);
     vm.end().await.unwrap();
 }
@@ -516,7 +518,7 @@ async fn an_answer_that_breaks_every_rule_is_an_error_and_nothing_worse() {
 async fn silence_is_not_waited_out() {
     let mut rig = Rig::new("silent /actions");
     rig.patience.answer = SHORT;
-    let parts = ["`PUT /actions`", "no answer within 300ms"];
+    let parts = ["`PUT /actions`", "no answer within 2s"];
     refused(rig.boot("a").await, ErrorCode::TooSlow, &parts);
     wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
 }
@@ -538,8 +540,8 @@ async fn a_process_that_ends_at_once_says_why() {
 #[tokio::test]
 async fn a_process_that_never_listens_is_not_waited_for() {
     let mut rig = Rig::new("deaf");
-    rig.patience.soon = Duration::from_secs(1);
-    refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 1s"]);
+    rig.patience.soon = SHORT;
+    refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 2s"]);
     wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
 }
 
