@@ -1,63 +1,87 @@
-//! What the backend asks of whatever runs its virtual machines.
+//! What the ways of running virtual machines have in common, as far as the rest of the backend cares.
 
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use stockade_core::{Boundary, Bytes, Result};
+use stockade_core::{Boundary, Bytes, Millicores, Result, SandboxId};
 use tokio::net::UnixStream;
 
 /// What a machine is made of.
 #[derive(Debug, Clone)]
 pub(super) struct Machine {
+    /// An uncompressed kernel.
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
     pub command_line: String,
     pub memory: Bytes,
     pub cpus: u32,
+    /// The share of processor time that all of it may use.
+    pub cpu_rate: Option<Millicores>,
     pub disks: Vec<Disk>,
 }
 
-/// A file that a machine has as a disk.
+/// A disk, which the guest finds in the place it has among the others.
 #[derive(Debug, Clone)]
 pub(super) struct Disk {
     pub path: PathBuf,
     pub read_only: bool,
 }
 
-/// A saved machine: where the files that `save` wrote are.
+/// A machine that was saved: its devices, and its memory, in which what is zero may be a hole.
 #[derive(Debug, Clone)]
 pub(super) struct Saved {
-    pub dir: PathBuf,
+    pub state: PathBuf,
+    pub memory: PathBuf,
+}
+
+impl Saved {
+    /// The files that [`Vm::save`] makes in a directory.
+    pub fn within(dir: &Path) -> Self {
+        Self { state: dir.join("state"), memory: dir.join("memory") }
+    }
 }
 
 /// A way of running virtual machines.
 #[async_trait]
 pub(super) trait Driver: Send + Sync {
-    /// What stands between such a machine and the host.
+    /// What stands between the guest and the host.
     fn boundary(&self) -> Boundary;
 
-    /// Starts a machine. What it needs while it runs lies in `dir`, which is the caller's to remove.
-    async fn boot(&self, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>>;
+    /// Starts a machine from nothing, for this sandbox. `dir` is its own, empty and private.
+    async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>>;
 
-    /// Continues a saved machine as another one; its disks are those of `machine`, in the same order.
-    async fn resume(&self, machine: &Machine, saved: &Saved, dir: &Path) -> Result<Box<dyn Vm>>;
+    /// Continues one that was saved. Its kernel need not be there any more.
+    async fn resume(
+        &self,
+        id: &SandboxId,
+        machine: &Machine,
+        saved: &Saved,
+        dir: &Path,
+    ) -> Result<Box<dyn Vm>>;
+
+    /// Ends whatever is there of a sandbox's machine, whoever started it.
+    async fn clear(&self, id: &SandboxId) -> Result<()>;
 }
 
-/// One machine. It ends with this value, at the latest.
+/// One machine.
 #[async_trait]
 pub(super) trait Vm: Send + Sync {
-    /// A new stream to the agent inside, as soon as it listens.
+    /// A connection to the program in the guest.
     async fn connect(&self) -> Result<UnixStream>;
 
-    /// Stops it where it is. Twice is as good as once.
+    /// Stops it where it is, time included. Idempotent.
     async fn pause(&self) -> Result<()>;
 
-    /// Lets it go on.
+    /// Lets it go on. Idempotent.
     async fn unpause(&self) -> Result<()>;
 
-    /// Writes its state and memory into a directory. It goes on afterwards if it went on before.
+    /// Saves it as files in `into` (see [`Saved::within`]). It stands still from then on, until
+    /// `unpause`.
     async fn save(&self, into: &Path) -> Result<()>;
 
-    /// Ends it. When this returns its process is gone. Twice is as good as once.
+    /// What it has complained of so far; nothing, mostly.
+    fn said(&self) -> String;
+
+    /// Ends it and waits until its process is gone.
     async fn end(&self) -> Result<()>;
 }

@@ -6,7 +6,10 @@
 
 mod driver;
 pub mod firecracker;
+#[cfg(test)]
+mod initramfs;
 mod kvm;
+mod sparse;
 
 use stockade_core::BackendName;
 

@@ -3,14 +3,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
-use rustix::io::Errno;
+use rustix::fs::ioctl_ficlone;
 
-/// How much is copied at once.
-const PIECE: usize = 256 << 10;
+use crate::microvm::sparse;
 
 /// Whom a file is to belong to, if not to this process.
 pub(super) type Owner = Option<(u32, u32)>;
@@ -19,9 +17,7 @@ pub(super) type Owner = Option<(u32, u32)>;
 pub(super) fn to_new(from: &File, to: &Path, owner: Owner) -> io::Result<()> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
     if ioctl_ficlone(&made, from).is_err() {
-        let length = from.metadata()?.len();
-        made.set_len(length)?;
-        data(from, &made, length)?;
+        sparse::copy(from, &made)?;
     }
     if let Some((uid, gid)) = owner {
         fchown(&made, Some(uid), Some(gid))?;
@@ -44,40 +40,9 @@ pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Everything that is not a hole.
-fn data(from: &File, to: &File, length: u64) -> io::Result<()> {
-    let mut at = 0;
-    while at < length {
-        let start = match seek(from, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            // Nothing but holes from here on.
-            Err(Errno::NXIO) => break,
-            Err(error) => return Err(error.into()),
-        };
-        let end = seek(from, SeekFrom::Hole(start))?;
-        range(from, to, start, end)?;
-        at = end;
-    }
-    Ok(())
-}
-
-fn range(from: &File, to: &File, mut at: u64, end: u64) -> io::Result<()> {
-    let mut piece = vec![0; PIECE];
-    while at < end {
-        let most = usize::try_from(end - at).map_or(PIECE, |left| left.min(PIECE));
-        let count = from.read_at(&mut piece[..most], at)?;
-        if count == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        to.write_all_at(&piece[..count], at)?;
-        at += count as u64;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
 

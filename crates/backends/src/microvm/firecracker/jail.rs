@@ -7,16 +7,14 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stockade_core::{Error, ErrorCode, Result};
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
 use super::copy::{self, Owner};
 use super::{Jailer, api, failed};
 
-/// How Firecracker calls the machine: there is one in each directory.
-const ID: &str = "vm";
-
 /// Where a machine's process works.
 pub(super) struct Place {
+    id: SandboxId,
     base: PathBuf,
     root: PathBuf,
     jailer: Option<Jailer>,
@@ -32,17 +30,22 @@ pub(super) fn needs_root() -> Result<()> {
 }
 
 impl Place {
-    pub(super) fn make(dir: &Path, binary: &Path, jailer: Option<&Jailer>) -> Result<Self> {
-        let base = dir.to_owned();
+    pub(super) fn make(
+        id: &SandboxId,
+        dir: &Path,
+        binary: &Path,
+        jailer: Option<&Jailer>,
+    ) -> Result<Self> {
+        let (id, base) = (id.clone(), dir.to_owned());
         let Some(jailer) = jailer else {
-            return Ok(Self { root: base.clone(), base, jailer: None });
+            return Ok(Self { id, root: base.clone(), base, jailer: None });
         };
         let name = binary.file_name().unwrap_or_default();
-        let root = base.join(name).join(ID).join("root");
+        let root = base.join(name).join(id.as_str()).join("root");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&root);
         made.and_then(|()| chown(&root, Some(jailer.uid), Some(jailer.gid)))
             .map_err(|error| misplaced(&root, error))?;
-        Ok(Self { root, base, jailer: Some(jailer.clone()) })
+        Ok(Self { id, root, base, jailer: Some(jailer.clone()) })
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -63,14 +66,15 @@ impl Place {
                 command.arg("--exec-file").arg(binary);
                 command.arg("--chroot-base-dir").arg(&self.base);
                 command.args(["--uid", &jailer.uid.to_string(), "--gid", &jailer.gid.to_string()]);
-                command.args(["--id", ID, "--"]);
                 command
             }
         };
-        command.args(["--api-sock", api::SOCKET]);
-        if self.jailer.is_none() {
-            command.args(["--id", ID]);
+        // The jailer hands its own on.
+        command.args(["--id", self.id.as_str()]);
+        if self.jailer.is_some() {
+            command.arg("--");
         }
+        command.args(["--api-sock", api::SOCKET]);
         command.current_dir(&self.root);
         command
     }
@@ -84,6 +88,16 @@ impl Place {
         };
         put.map_err(|error| misplaced(file, error))
     }
+}
+
+/// Whether a process runs this machine, by its arguments.
+pub(super) fn runs(pid: i32, id: &SandboxId) -> bool {
+    let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    let has = |name: &str, value: &str| {
+        words.windows(2).any(|pair| pair == [name.as_bytes(), value.as_bytes()])
+    };
+    has("--api-sock", api::SOCKET) && has("--id", id.as_str())
 }
 
 /// A second name for the same file; where that cannot be, or would give somebody else's file away, a

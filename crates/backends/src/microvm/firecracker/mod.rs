@@ -24,7 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result};
+use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result, SandboxId};
 
 use self::api::Method;
 use self::jail::Place;
@@ -33,6 +33,7 @@ use self::version::Version;
 use self::vm::{Base, Machinery};
 use super::NAME;
 use super::driver::{Driver, Machine, Saved, Vm};
+use crate::linux::{find, running};
 
 /// How many processors Firecracker gives a machine at most.
 const MOST_CPUS: u32 = 32;
@@ -133,7 +134,7 @@ impl Firecracker {
             place.put(&disk.path, &disk_name(number), !disk.read_only)?;
         }
         let command = place.command(&self.settings.binary);
-        Process::start(&self.spawn, command, place.root(), self.patience).await
+        Process::start(&self.spawn, machine, command, place.root(), self.patience).await
     }
 
     async fn configure(&self, process: &Process, machine: &Machine) -> Result<()> {
@@ -168,8 +169,8 @@ impl Firecracker {
         })
     }
 
-    fn place(&self, dir: &Path) -> Result<Place> {
-        Place::make(dir, &self.settings.binary, self.settings.jailer.as_ref())
+    fn place(&self, id: &SandboxId, dir: &Path) -> Result<Place> {
+        Place::make(id, dir, &self.settings.binary, self.settings.jailer.as_ref())
     }
 }
 
@@ -179,9 +180,9 @@ impl Driver for Firecracker {
         Boundary::Hardware
     }
 
-    async fn boot(&self, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
+    async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
         fits(machine)?;
-        let place = self.place(dir)?;
+        let place = self.place(id, dir)?;
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
         place.put(kernel, KERNEL, false)?;
         place.put(&machine.initramfs, INITRAMFS, false)?;
@@ -190,17 +191,36 @@ impl Driver for Firecracker {
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::Nothing)))
     }
 
-    async fn resume(&self, machine: &Machine, saved: &Saved, dir: &Path) -> Result<Box<dyn Vm>> {
-        let place = self.place(dir)?;
-        let memory = saved.dir.join(MEMORY);
-        place.put(&saved.dir.join(STATE), STATE, false)?;
-        place.put(&memory, MEMORY, false)?;
+    async fn resume(
+        &self,
+        id: &SandboxId,
+        machine: &Machine,
+        saved: &Saved,
+        dir: &Path,
+    ) -> Result<Box<dyn Vm>> {
+        let place = self.place(id, dir)?;
+        place.put(&saved.state, STATE, false)?;
+        place.put(&saved.memory, MEMORY, false)?;
         // Held open: what was written since is relative to it, whoever removes its name.
-        let base = fs::File::open(&memory).map_err(|error| unreadable(&memory, error))?;
+        let base =
+            fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;
         let process = self.start(&place, machine).await?;
         let limit = self.patience.answer + vm::time_for(machine.memory);
         process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::File(base))))
+    }
+
+    async fn clear(&self, id: &SandboxId) -> Result<()> {
+        let runs = |pid: i32| jail::runs(pid, id);
+        for pid in find::pids().filter(|pid| runs(*pid)) {
+            if let Some(pidfd) = find::kill_if(pid, runs) {
+                let _ = tokio::time::timeout(self.patience.soon, running::ended(&pidfd)).await;
+            }
+        }
+        match find::pids().find(|pid| runs(*pid)) {
+            Some(_) => Err(running::left_behind(&NAME, id, "its Firecracker does not end")),
+            None => Ok(()),
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use super::words::Words;
 use super::{Patience, failed};
 use crate::linux::lock;
 use crate::linux::running::ended;
+use crate::microvm::driver::Machine;
 
 /// How often it is looked whether a process that starts already listens.
 const LOOK: Duration = Duration::from_millis(1);
@@ -27,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Starts programs so that they end with whoever has them started.
 #[async_trait]
 pub(in super::super) trait Spawn: Send + Sync {
-    async fn spawn(&self, command: Command) -> io::Result<Held>;
+    async fn spawn(&self, machine: &Machine, command: Command) -> io::Result<Held>;
 }
 
 /// A process that is killed when nobody has it any more, on its way to somebody too.
@@ -65,7 +66,10 @@ impl Threaded {
 
 #[async_trait]
 impl Spawn for Threaded {
-    async fn spawn(&self, command: Command) -> io::Result<Held> {
+    async fn spawn(&self, machine: &Machine, command: Command) -> io::Result<Held> {
+        if machine.cpu_rate.is_some() {
+            return Err(io::Error::other("nothing here holds it to a share of processor time"));
+        }
         let (done, started) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts machines is gone");
         self.0.send((command, done)).map_err(|_| gone())?;
@@ -88,12 +92,13 @@ impl Process {
     /// Starts it, and waits until it listens.
     pub(super) async fn start(
         spawn: &Arc<dyn Spawn>,
+        machine: &Machine,
         command: Command,
         dir: &Path,
         patience: Patience,
     ) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
-        let started = Self::spawned(spawn, command, dir, patience).await;
+        let started = Self::spawned(spawn, machine, command, dir, patience).await;
         let process = started.map_err(|error| {
             failed(ErrorCode::Unavailable, "create", format!("`{name}` cannot be started"))
                 .remedy("see that the binary in `[microvm.firecracker]` can be executed")
@@ -105,13 +110,14 @@ impl Process {
 
     async fn spawned(
         spawn: &Arc<dyn Spawn>,
+        machine: &Machine,
         mut command: Command,
         dir: &Path,
         patience: Patience,
     ) -> io::Result<Self> {
         let sockets = Sockets::of(dir)?;
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut held = spawn.spawn(command).await?;
+        let mut held = spawn.spawn(machine, command).await?;
         let missing = || io::Error::other("it has no number or no standard streams");
         let child = held.0.as_mut().ok_or_else(missing)?;
         let pid = Pid::from_raw(child.id().cast_signed()).ok_or_else(missing)?;
@@ -173,6 +179,11 @@ impl Process {
         };
         let what = self.with_words(format!("asked for {asked}, Firecracker {fault}")).await;
         failed(code, operation, what).remedy(remedy).source(fault)
+    }
+
+    /// What it wrote so far.
+    pub(super) fn said(&self) -> String {
+        self.words.so_far()
     }
 
     /// Adds what it wrote.

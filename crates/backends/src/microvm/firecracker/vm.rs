@@ -17,8 +17,8 @@ use super::api::Method;
 use super::copy;
 use super::jail::Place;
 use super::process::Process;
-use super::{MEMORY, STATE, failed, mebibytes};
-use crate::microvm::driver::Vm;
+use super::{failed, mebibytes};
+use crate::microvm::driver::{Saved, Vm};
 
 /// Where Firecracker listens for those who want to talk to the guest.
 pub(super) const SOCKET: &str = "vsock";
@@ -106,9 +106,9 @@ impl Machinery {
     }
 
     /// Takes the drafts to where they are wanted; the state last, for it makes the snapshot one.
-    async fn publish(&self, into: &Path) -> Result<File> {
-        let memory = into.join(MEMORY);
-        let names = [(DRAFT_MEMORY, memory.clone()), (DRAFT_STATE, into.join(STATE))];
+    async fn publish(&self, into: &Saved) -> Result<File> {
+        let memory = into.memory.clone();
+        let names = [(DRAFT_MEMORY, memory.clone()), (DRAFT_STATE, into.state.clone())];
         for (draft, to) in names {
             let (from, at) = (self.draft_path(draft), to.clone());
             let moved = move || copy::moved(&from, &at);
@@ -124,7 +124,7 @@ impl Machinery {
         Ok(whole)
     }
 
-    async fn save_paused(&self, state: &mut State, into: &Path) -> Result<()> {
+    async fn save_paused(&self, state: &mut State, into: &Saved) -> Result<()> {
         self.draft(state).await?;
         state.base = Base::File(self.publish(into).await?);
         Ok(())
@@ -222,14 +222,16 @@ impl Vm for Machinery {
 
     async fn save(&self, into: &Path) -> Result<()> {
         let mut state = self.state.lock().await;
-        let was_paused = state.paused.unwrap_or(false);
         // Somebody may have given up on another one.
         self.discard_drafts();
         self.set(&mut state, true).await?;
-        let saved = self.save_paused(&mut state, into).await;
+        let saved = self.save_paused(&mut state, &Saved::within(into)).await;
         self.discard_drafts();
-        let goes_on = self.set(&mut state, was_paused).await;
-        saved.and(goes_on)
+        saved
+    }
+
+    fn said(&self) -> String {
+        self.process.said()
     }
 
     async fn end(&self) -> Result<()> {

@@ -42,6 +42,11 @@ impl Words {
             }
         };
         let _ = tokio::time::timeout(SOON, both).await;
+        self.so_far()
+    }
+
+    /// The same without waiting for more.
+    pub(super) fn so_far(&self) -> String {
         let [out, err] = &self.0;
         let said: Vec<String> = [out, err].iter().map(|kept| kept.text()).collect();
         said.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join(" | ")

@@ -6,11 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_core::Bytes;
+use stockade_core::{Bytes, SandboxId};
 
 use super::super::process::Threaded;
 use super::super::{Firecracker, Settings};
 use crate::microvm::driver::{Driver, Machine, Saved};
+use crate::microvm::initramfs::Initramfs;
 use crate::microvm::kvm::{self, Kvm};
 
 /// Any static program that stays will do as the guest's first process.
@@ -43,43 +44,29 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
         dir.path().join(name)
     };
     let initramfs = dir.path().join("initramfs");
-    fs::write(&initramfs, archive(&[("init", &fs::read(INIT).unwrap())])).unwrap();
+    fs::write(&initramfs, Initramfs::default().file("init", &fs::read(INIT).unwrap()).finish())
+        .unwrap();
     let machine = Machine {
         kernel: settings.kernel.clone().unwrap(),
         initramfs,
         command_line: "console=ttyS0 reboot=k panic=1 rdinit=/init -- sleep 1000".into(),
         memory: Bytes::mib(256),
         cpus: 1,
+        cpu_rate: None,
         disks: Vec::new(),
     };
     let driver = Firecracker::open(settings, Arc::new(Threaded::start().unwrap())).await.unwrap();
-    let vm = driver.boot(&machine, &room("a")).await.unwrap();
+    let id: SandboxId = "live".parse().unwrap();
+    let vm = driver.boot(&id, &machine, &room("a")).await.unwrap();
     vm.pause().await.unwrap();
     vm.unpause().await.unwrap();
-    let saved = Saved { dir: room("saved") };
-    vm.save(&saved.dir).await.unwrap();
-    let clone = driver.resume(&machine, &saved, &room("b")).await.unwrap();
+    let into = room("saved");
+    vm.save(&into).await.unwrap();
+    let saved = Saved::within(&into);
+    let clone = driver.resume(&id, &machine, &saved, &room("b")).await.unwrap();
     clone.save(&room("again")).await.unwrap();
     for vm in [vm, clone] {
         vm.pause().await.unwrap();
         vm.end().await.unwrap();
     }
-}
-
-/// Executable files as the archive that a kernel unpacks.
-fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut all = Vec::new();
-    let mut put = |name: &str, mode: u32, content: &[u8]| {
-        let numbers =
-            [0, mode, 0, 0, 1, 0, content.len() as u32, 0, 0, 0, 0, name.len() as u32 + 1, 0];
-        all.extend_from_slice(b"070701");
-        numbers.iter().for_each(|number| all.extend(format!("{number:08x}").bytes()));
-        for part in [[name.as_bytes(), b"\0"].concat().as_slice(), content] {
-            all.extend_from_slice(part);
-            all.resize(all.len().next_multiple_of(4), 0);
-        }
-    };
-    files.iter().for_each(|(name, content)| put(name, 0o100_755, content));
-    put("TRAILER!!!", 0, b"");
-    all
 }

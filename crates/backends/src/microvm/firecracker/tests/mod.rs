@@ -10,10 +10,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use stockade_core::{Boundary, Bytes, Error, ErrorCode};
+use stockade_core::{Boundary, Bytes, Error, ErrorCode, Millicores, SandboxId};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -32,6 +33,7 @@ const SHORT: Duration = Duration::from_secs(2);
 /// A directory with a fake of its own in it.
 struct Rig {
     dir: TempDir,
+    id: SandboxId,
     patience: Patience,
     jailed: bool,
 }
@@ -42,7 +44,8 @@ impl Rig {
     }
 
     fn of(version: &str, mode: &str) -> Self {
-        let rig = Self { dir: tempfile::tempdir().unwrap(), patience: PATIENCE, jailed: false };
+        let dir = tempfile::tempdir().unwrap();
+        let rig = Self { dir, id: new_id(), patience: PATIENCE, jailed: false };
         for name in ["kernel", "initramfs", "root.img", "work.img"] {
             fs::write(rig.path(name), name).unwrap();
         }
@@ -86,6 +89,7 @@ impl Rig {
             command_line: "console=ttyS0 panic=1".into(),
             memory: MEMORY,
             cpus: 2,
+            cpu_rate: None,
             disks: vec![disk("root.img", true), disk("work.img", false)],
         }
     }
@@ -97,12 +101,12 @@ impl Rig {
     }
 
     async fn boot(&self, room: &str) -> Result<Box<dyn Vm>, Error> {
-        self.open().await.unwrap().boot(&self.machine(), &self.room(room)).await
+        self.open().await.unwrap().boot(&self.id, &self.machine(), &self.room(room)).await
     }
 
     async fn resume(&self, saved: &str, room: &str) -> Result<Box<dyn Vm>, Error> {
-        let saved = Saved { dir: self.path(saved) };
-        self.open().await.unwrap().resume(&self.machine(), &saved, &self.room(room)).await
+        let (saved, machine) = (Saved::within(&self.path(saved)), self.machine());
+        self.open().await.unwrap().resume(&self.id, &machine, &saved, &self.room(room)).await
     }
 
     /// What a machine's process was asked, once it is certain that nothing of it was wrong.
@@ -131,16 +135,22 @@ impl Rig {
     }
 }
 
+/// One that nobody else has on this host: machines are found by it.
+fn new_id() -> SandboxId {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("fake{}x{number}", std::process::id()).parse().unwrap()
+}
+
 /// A script that is Firecracker to everybody who does not look inside.
 fn become_fake(version: &str, mode: &str) -> String {
     let own = std::env::current_exe().unwrap();
     let test = "microvm::firecracker::tests::fake::becomes_the_fake";
     format!(
         "[ \"$1\" = --version ] && {{ echo 'Firecracker v{version}'; exit 0; }}\n\
-         {}='{mode}' {}='{version}' {}=\"$*\" exec '{}' --exact --ignored --nocapture {test}",
+         {}='{mode}' {}='{version}' exec '{}' --exact --ignored --nocapture {test} -- \"$@\"",
         fake::MODE,
         fake::VERSION,
-        fake::ARGUMENTS,
         own.display(),
     )
 }
@@ -219,7 +229,7 @@ async fn the_settings_give_another_kernel_and_a_cpu_template() {
         ..rig.settings()
     };
     let driver = rig.open_with(settings).await.unwrap();
-    let vm = driver.boot(&rig.machine(), &rig.room("a")).await.unwrap();
+    let vm = driver.boot(&rig.id, &rig.machine(), &rig.room("a")).await.unwrap();
     assert_eq!(fs::read(rig.path("a/kernel")).unwrap(), b"another kernel");
     assert!(rig.paths("a").contains(&"PUT /cpu-config".to_owned()));
     vm.end().await.unwrap();
@@ -281,7 +291,7 @@ async fn too_many_processors_are_refused_before_anything_starts() {
     let rig = Rig::new("");
     for cpus in [0, 33] {
         let machine = Machine { cpus, ..rig.machine() };
-        let booted = rig.open().await.unwrap().boot(&machine, &rig.path("a")).await;
+        let booted = rig.open().await.unwrap().boot(&rig.id, &machine, &rig.path("a")).await;
         refused(booted, ErrorCode::Invalid, &["1 to 32"]);
     }
 }
@@ -310,7 +320,8 @@ async fn every_snapshot_is_whole_though_only_what_changed_is_asked_for() {
     let vm = rig.boot("a").await.unwrap();
     vm.save(&rig.room("one")).await.unwrap();
     assert_eq!(rig.pages("one"), [(0, 1)]);
-    // It went on in between, and wrote another page.
+    // It goes on, and writes another page.
+    vm.unpause().await.unwrap();
     vm.save(&rig.room("two")).await.unwrap();
     assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
     assert_eq!(rig.kinds("a"), ["Diff", "Diff"]);
@@ -326,27 +337,28 @@ async fn every_snapshot_is_whole_though_only_what_changed_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_machine_that_was_paused_stays_so_when_it_is_saved() {
+async fn a_machine_stands_still_from_its_snapshot_on() {
     let rig = Rig::new("");
     let vm = rig.boot("a").await.unwrap();
-    vm.pause().await.unwrap();
-    vm.save(&rig.room("one")).await.unwrap();
-    assert_eq!(rig.paths("a").last().unwrap(), "PUT /snapshot/create");
+    for saved in ["one", "two"] {
+        vm.save(&rig.room(saved)).await.unwrap();
+        assert_eq!(rig.paths("a").last().unwrap(), "PUT /snapshot/create");
+    }
+    assert_eq!((rig.pages("one"), rig.pages("two")), (vec![(0, 1)], vec![(0, 1)]));
     vm.unpause().await.unwrap();
-    vm.save(&rig.room("two")).await.unwrap();
     assert_eq!(rig.paths("a").last().unwrap(), "PATCH /vm");
     vm.end().await.unwrap();
 }
 
 #[tokio::test]
-async fn after_a_snapshot_that_failed_the_next_is_a_full_one_and_the_machine_goes_on() {
+async fn after_a_snapshot_that_failed_the_next_is_a_full_one_and_the_machine_can_go_on() {
     let rig = Rig::new("refuse-once /snapshot/create");
     let vm = rig.boot("a").await.unwrap();
     let one = rig.room("one");
     let parts = ["snapshot on microvm", "`PUT /snapshot/create`", "answered 400: Invalid"];
     refused(vm.save(&one).await, ErrorCode::WallMissing, &parts);
     assert_eq!(fs::read_dir(&one).unwrap().count(), 0);
-    assert_eq!(rig.paths("a").last().unwrap(), "PATCH /vm");
+    vm.unpause().await.unwrap();
     vm.save(&rig.room("two")).await.unwrap();
     assert_eq!(rig.kinds("a"), ["Diff", "Full"]);
     assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
@@ -382,8 +394,8 @@ async fn many_clones_of_one_snapshot_live_at_once_each_with_its_own_disk() {
         let mut machine = rig.machine();
         machine.disks[1].path = rig.path(&format!("work{number}.img"));
         fs::write(&machine.disks[1].path, "its own").unwrap();
-        let (saved, dir) = (Saved { dir: rig.path("saved") }, rig.room(&format!("c{number}")));
-        clones.push(driver.resume(&machine, &saved, &dir).await.unwrap());
+        let (saved, dir) = (Saved::within(&rig.path("saved")), rig.room(&format!("c{number}")));
+        clones.push(driver.resume(&rig.id, &machine, &saved, &dir).await.unwrap());
         assert_eq!(fs::read(dir.join("disk1")).unwrap(), b"its own");
     }
     for clone in &clones {
@@ -550,6 +562,7 @@ async fn much_output_neither_stops_the_machine_nor_fills_an_error() {
     let rig = Rig::new("chatty");
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
+    assert!(vm.said().contains("the last words"), "{}", vm.said());
     vm.end().await.unwrap();
     let text = refused(vm.connect().await, ErrorCode::Gone, &["the last words"]);
     assert!(text.len() < 2000, "{}", text.len());
@@ -582,6 +595,29 @@ async fn a_start_that_nobody_waits_for_leaves_nothing() {
     wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
 }
 
+#[tokio::test]
+async fn a_machine_is_found_and_ended_by_its_sandbox_whoever_started_it() {
+    let rig = Rig::new("");
+    let other = new_id();
+    let driver = rig.open().await.unwrap();
+    let vm = rig.boot("a").await.unwrap();
+    let another = driver.boot(&other, &rig.machine(), &rig.room("b")).await.unwrap();
+    driver.clear(&rig.id).await.unwrap();
+    assert_eq!(processes_in(&rig.path("a")), [0; 0]);
+    assert_eq!(processes_in(&rig.path("b")).len(), 1);
+    driver.clear(&rig.id).await.unwrap();
+    vm.end().await.unwrap();
+    another.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_share_of_processor_time_that_nothing_enforces_is_refused() {
+    let rig = Rig::new("");
+    let machine = Machine { cpu_rate: Some(Millicores(500)), ..rig.machine() };
+    let booted = rig.open().await.unwrap().boot(&rig.id, &machine, &rig.room("a")).await;
+    refused(booted, ErrorCode::Unavailable, &["cannot be started"]);
+}
+
 const ROOM: &str = "OWNER_ROOM";
 
 #[tokio::test]
@@ -590,7 +626,7 @@ async fn becomes_an_owner() {
     let Some(room) = std::env::var_os(ROOM) else { return };
     let rig = Rig::new("");
     let dir = PathBuf::from(room);
-    let _vm = rig.open().await.unwrap().boot(&rig.machine(), &dir).await.unwrap();
+    let _vm = rig.open().await.unwrap().boot(&rig.id, &rig.machine(), &dir).await.unwrap();
     fs::write(dir.join("ready"), rig.dir.path().to_str().unwrap()).unwrap();
     std::future::pending::<()>().await;
 }
@@ -619,9 +655,10 @@ const JAILER: &str = r#"
 [ "$1 $3 $5 $7 $9" = "--exec-file --chroot-base-dir --uid --gid --id" ] || exit 2
 [ "$6 $8" = "12345 12346" ] || exit 3
 shift 9
-[ "$1 $2" = "vm --" ] || exit 4
+[ "$2" = -- ] || exit 4
+id=$1
 shift 2
-exec ../../../../firecracker "$@" --id vm
+exec ../../../../firecracker --id "$id" "$@"
 "#;
 
 #[tokio::test]
@@ -637,7 +674,7 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
     fs::set_permissions(rig.path("initramfs"), fs::Permissions::from_mode(0o600)).unwrap();
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
-    let jail = "a/firecracker/vm/root";
+    let jail = &format!("a/firecracker/{}/root", rig.id);
     assert_eq!(rig.paths(jail).last().unwrap(), "PUT /actions");
     let of = |name: &str| fs::metadata(rig.path(name)).unwrap();
     // The same file, and now its: else what is written would be lost, or could not be.
