@@ -4,38 +4,31 @@
 //!
 //! Takes about a millisecond, has a limit of its own, and leaves nothing: no process, no file, no
 //! signal handler.
-#![allow(unsafe_code, reason = "a machine's memory is handed to the kernel by its address")]
+#![allow(unsafe_code, reason = "a thread's signals have no safe form")]
 
 mod code;
+mod machine;
 #[cfg(test)]
 mod nested;
 
-use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm as Device, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::Kvm as Device;
 
-use code::{LINUX, Layout, Step};
+use code::{LINUX, Step};
 
 const DEVICE: &CStr = c"/dev/kvm";
-/// The only version of the interface that there ever was.
-const VERSION: i32 = 12;
 /// How long the machine may run, and how long the kernel may take to let go of it: a thousand times what
 /// it takes, for a host that is busy must not be taken for one that cannot.
 const LIMIT: Duration = Duration::from_secs(3);
 /// Ends a run. Blocked in the thread that runs the machine, and so never delivered to anybody.
 const KICK: libc::c_int = libc::SIGURG;
-/// `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`: not among the wrappers.
-const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
-
 /// What KVM is good for on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kvm {
@@ -105,7 +98,7 @@ fn not_opened(errno: i32) -> Kvm {
 
 /// Runs these steps and says how it went.
 fn try_out(device: Device, steps: &'static [Step]) -> Kvm {
-    match in_time(move || run(&device, steps)) {
+    match in_time(move || machine::run(&device, steps)) {
         Ok(()) => Kvm::Works,
         Err(reason) => Kvm::CannotRunLinux { reason },
     }
@@ -152,109 +145,6 @@ fn block_every_signal() {
 fn kick(runner: &JoinHandle<()>) {
     // SAFETY: the thread was not joined, so that its name is still its own; the signal is blocked there.
     unsafe { libc::pthread_kill(runner.as_pthread_t(), KICK) };
-}
-
-/// The memory of the throw-away machine. It and the kernel write to it at will.
-#[repr(C, align(4096))]
-struct Memory(UnsafeCell<[u8; Layout::SIZE]>);
-
-impl Memory {
-    fn holding(image: [u8; Layout::SIZE]) -> Box<Self> {
-        Box::new(Self(UnsafeCell::new(image)))
-    }
-
-    fn address(&self) -> u64 {
-        self.0.get() as u64
-    }
-
-    /// What is in it now that nothing runs.
-    fn read<const COUNT: usize>(&self, at: usize) -> [u8; COUNT] {
-        let mut found = [0; COUNT];
-        let from = self.0.get().cast::<u8>();
-        for (offset, byte) in found.iter_mut().enumerate() {
-            if at + offset < Layout::SIZE {
-                // SAFETY: within the memory, as was just asked; volatile, for others have written it.
-                *byte = unsafe { from.add(at + offset).read_volatile() };
-            }
-        }
-        found
-    }
-}
-
-/// Runs the steps to their end in a machine that ends here.
-fn run(device: &Device, steps: &'static [Step]) -> Run {
-    if device.get_api_version() != VERSION {
-        return Err("/dev/kvm is no KVM device".into());
-    }
-    let layout = Layout::of(steps);
-    let memory = Memory::holding(layout.image());
-    let vm = device.create_vm().map_err(|error| format!("no machine can be made: {error}"))?;
-    let mut cpu = prepare(device, &vm, &memory, &layout)
-        .map_err(|error| format!("no processor can be made: {error}"))?;
-    let ended = one_run(&mut cpu);
-    // Before the memory: it is theirs until then.
-    drop((cpu, vm));
-    ended.map_err(|what| match layout.step(memory.read::<1>(Layout::PROGRESS)[0]) {
-        Some(step) => format!("{what} at `{step}`"),
-        None => format!("{what} before the first instruction"),
-    })?;
-    layout.check(memory.read(Layout::DATA)).map_err(|step| format!("`{step}` has no effect"))
-}
-
-fn prepare(
-    device: &Device,
-    vm: &VmFd,
-    memory: &Memory,
-    layout: &Layout,
-) -> Result<VcpuFd, kvm_ioctls::Error> {
-    let region = kvm_userspace_memory_region {
-        memory_size: Layout::SIZE as u64,
-        userspace_addr: memory.address(),
-        ..kvm_userspace_memory_region::default()
-    };
-    // SAFETY: the memory is of that size and aligned to pages, and outlives the machine.
-    unsafe { vm.set_user_memory_region(region)? };
-    let cpu = vm.create_vcpu(0)?;
-    let known: CpuId = device.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    cpu.set_cpuid2(&known)?;
-    let mut special = cpu.get_sregs()?;
-    layout.enter(&mut special);
-    cpu.set_sregs(&special)?;
-    cpu.set_regs(&layout.registers())?;
-    let_in(&cpu, KICK)?;
-    Ok(cpu)
-}
-
-/// Lets this one signal end a run: it is pending then, and neither handled nor lost.
-fn let_in(cpu: &VcpuFd, signal: libc::c_int) -> Result<(), kvm_ioctls::Error> {
-    #[repr(C)]
-    struct Mask {
-        length: u32,
-        blocked: [u8; 8],
-    }
-    let blocked = !(1_u64 << (signal - 1));
-    let mask = Mask { length: 8, blocked: blocked.to_ne_bytes() };
-    // SAFETY: the descriptor is a processor's, and the mask is as long as it says.
-    let set = unsafe { libc::ioctl(cpu.as_raw_fd(), KVM_SET_SIGNAL_MASK as _, &raw const mask) };
-    if set == 0 { Ok(()) } else { Err(kvm_ioctls::Error::last()) }
-}
-
-/// Anything but the last instruction is a failure.
-fn one_run(cpu: &mut VcpuFd) -> Run {
-    let exit = match cpu.run() {
-        Ok(VcpuExit::Hlt) => return Ok(()),
-        Err(error) if error.errno() == libc::EINTR => {
-            return Err(format!("the machine hung for {LIMIT:?}"));
-        }
-        Err(error) => return Err(format!("the machine cannot run ({error}),")),
-        Ok(exit) => exit,
-    };
-    Err(match exit {
-        VcpuExit::InternalError => "it is emulated, and the emulator gave up".into(),
-        VcpuExit::Shutdown => "the machine crashed".into(),
-        VcpuExit::FailEntry(why, _) => format!("the processor refused the machine ({why:#x})"),
-        other => format!("the machine stopped ({other:?})"),
-    })
 }
 
 #[cfg(test)]

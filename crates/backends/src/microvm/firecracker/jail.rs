@@ -10,14 +10,34 @@ use std::process::Command;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
 use super::copy::{self, Owner};
-use super::{Jailer, api, failed};
+use super::{Jailer, api, disk_name, failed};
+use crate::microvm::driver::Disk;
 
 /// Where a machine's process works.
+#[derive(Clone)]
 pub(super) struct Place {
     id: SandboxId,
     base: PathBuf,
     root: PathBuf,
     jailer: Option<Jailer>,
+}
+
+/// A file that a machine needs, and its name there.
+pub(super) struct Shown {
+    file: PathBuf,
+    name: String,
+    writable: bool,
+}
+
+impl Shown {
+    pub(super) fn new(file: &Path, name: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), name: name.into(), writable: false }
+    }
+
+    pub(super) fn disk(number: usize, disk: &Disk) -> Self {
+        let name = disk_name(number);
+        Self { file: disk.path.clone(), name, writable: !disk.read_only }
+    }
 }
 
 /// Only root can build Firecracker's own jail.
@@ -40,6 +60,8 @@ impl Place {
         let Some(jailer) = jailer else {
             return Ok(Self { id, root: base.clone(), base, jailer: None });
         };
+        // The jailer follows links before it takes the name.
+        let binary = fs::canonicalize(binary).map_err(|error| misplaced(binary, error))?;
         let name = binary.file_name().unwrap_or_default();
         let root = base.join(name).join(id.as_str()).join("root");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&root);
@@ -79,12 +101,20 @@ impl Place {
         command
     }
 
-    /// Shows a file there.
-    pub(super) fn put(&self, file: &Path, name: &str, writable: bool) -> Result<()> {
+    /// Shows files there. Copies take their time.
+    pub(super) async fn put(&self, files: Vec<Shown>) -> Result<()> {
+        let place = self.clone();
+        let all = move || files.iter().try_for_each(|shown| place.put_one(shown));
+        let done = tokio::task::spawn_blocking(all).await;
+        done.unwrap_or_else(|error| Err(misplaced(&self.root, io::Error::other(error))))
+    }
+
+    fn put_one(&self, shown: &Shown) -> Result<()> {
+        let Shown { file, name, writable } = shown;
         let at = self.root.join(name);
         let put = match self.owner() {
             None => fs::canonicalize(file).and_then(|file| symlink(file, &at)),
-            Some(owner) => put_in_jail(file, &at, writable, owner),
+            Some(owner) => put_in_jail(file, &at, *writable, owner),
         };
         put.map_err(|error| misplaced(file, error))
     }

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result, SandboxId};
 
 use self::api::Method;
-use self::jail::Place;
+use self::jail::{Place, Shown};
 use self::process::{Process, Spawn};
 use self::version::Version;
 use self::vm::{Base, Machinery};
@@ -129,10 +129,15 @@ impl Firecracker {
     }
 
     /// A process that runs no machine yet, with what that will need in its directory.
-    async fn start(&self, place: &Place, machine: &Machine) -> Result<Process> {
-        for (number, disk) in machine.disks.iter().enumerate() {
-            place.put(&disk.path, &disk_name(number), !disk.read_only)?;
-        }
+    async fn start(
+        &self,
+        place: &Place,
+        machine: &Machine,
+        mut files: Vec<Shown>,
+    ) -> Result<Process> {
+        let disks = machine.disks.iter().enumerate();
+        files.extend(disks.map(|(number, disk)| Shown::disk(number, disk)));
+        place.put(files).await?;
         let command = place.command(&self.settings.binary);
         Process::start(&self.spawn, machine, command, place.root(), self.patience).await
     }
@@ -184,9 +189,8 @@ impl Driver for Firecracker {
         fits(machine)?;
         let place = self.place(id, dir)?;
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
-        place.put(kernel, KERNEL, false)?;
-        place.put(&machine.initramfs, INITRAMFS, false)?;
-        let process = self.start(&place, machine).await?;
+        let files = vec![Shown::new(kernel, KERNEL), Shown::new(&machine.initramfs, INITRAMFS)];
+        let process = self.start(&place, machine, files).await?;
         self.configure(&process, machine).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::Nothing)))
     }
@@ -199,12 +203,11 @@ impl Driver for Firecracker {
         dir: &Path,
     ) -> Result<Box<dyn Vm>> {
         let place = self.place(id, dir)?;
-        place.put(&saved.state, STATE, false)?;
-        place.put(&saved.memory, MEMORY, false)?;
+        let files = vec![Shown::new(&saved.state, STATE), Shown::new(&saved.memory, MEMORY)];
         // Held open: what was written since is relative to it, whoever removes its name.
         let base =
             fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;
-        let process = self.start(&place, machine).await?;
+        let process = self.start(&place, machine, files).await?;
         let limit = self.patience.answer + vm::time_for(machine.memory);
         process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::File(base))))

@@ -425,7 +425,7 @@ async fn older_versions_are_asked_in_their_own_words() {
 async fn a_snapshot_that_is_not_there_is_told_by_its_path() {
     let rig = Rig::new("");
     rig.room("saved");
-    refused(rig.resume("saved", "b").await, ErrorCode::System, &["saved/state"]);
+    refused(rig.resume("saved", "b").await, ErrorCode::Unavailable, &["saved/memory"]);
     assert_eq!(processes_in(rig.dir.path()), [0; 0]);
 }
 

@@ -189,7 +189,9 @@ pub(super) fn check(
     match body {
         Value::Null if operation.method == "GET" => {}
         Value::Object(fields) => object("the body", operation.body, fields, version)?,
-        other => return Err(format!("the body is {other}")),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            return Err(format!("the body is {body}"));
+        }
     }
     together(operation, path, body)?;
     Ok(operation)
@@ -203,7 +205,8 @@ fn together(operation: &Operation, path: &str, body: &Value) -> Result<(), Strin
     }
     if (operation.method, operation.path) == ("PUT", "/drives/{id}") {
         let file = !body["path_on_host"].is_null() && !body["is_read_only"].is_null();
-        if file == !body["socket"].is_null() {
+        let socket = !body["socket"].is_null();
+        if file == socket {
             return Err("a drive is either a file with is_read_only or a socket".into());
         }
     }
