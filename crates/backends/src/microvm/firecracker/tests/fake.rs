@@ -11,6 +11,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -42,6 +43,7 @@ struct Fake {
     version: (u32, u32),
     mode: String,
     state: Mutex<Guest>,
+    misbehaved: AtomicBool,
 }
 
 /// The machine as the API knows it.
@@ -55,7 +57,6 @@ struct Guest {
     dirty: Vec<u64>,
     restored: bool,
     connections: usize,
-    refused: usize,
 }
 
 type Answer = Result<Value, String>;
@@ -65,12 +66,22 @@ impl Fake {
     fn new(version: &str, mode: String) -> &'static Self {
         let mut numbers = version.split('.').map(|part| part.parse().unwrap());
         let version = (numbers.next().unwrap(), numbers.next().unwrap());
-        Box::leak(Box::new(Self { version, mode, state: Mutex::default() }))
+        Box::leak(Box::new(Self {
+            version,
+            mode,
+            state: Mutex::default(),
+            misbehaved: AtomicBool::new(false),
+        }))
     }
 
     /// Whether it is told to do this: alone, or with this path.
     fn is(&self, what: &str, path: &str) -> bool {
         self.mode == what || self.mode == format!("{what} {path}")
+    }
+
+    /// Whether it has not misbehaved yet; from now on it has.
+    fn is_first(&self) -> bool {
+        !self.misbehaved.swap(true, Ordering::SeqCst)
     }
 
     fn serve(&'static self) {
@@ -111,7 +122,7 @@ impl Fake {
     }
 
     fn misbehaves(&self, stream: &mut UnixStream, path: &str) -> bool {
-        if self.is("silent", path) {
+        if self.is("silent", path) || (self.is("silent-once", path) && self.is_first()) {
             forever();
         }
         if self.is("die", path) {
@@ -145,8 +156,7 @@ impl Fake {
             note(WRONG, &format!("{method} {path} {body}: {wrong}"));
             return Err(wrong);
         }
-        if self.is("refuse", path) || (self.is("refuse-once", path) && guest.refused == 0) {
-            guest.refused += 1;
+        if self.is("refuse", path) || (self.is("refuse-once", path) && self.is_first()) {
             return Err(format!("Invalid\n\u{1b}[31mthing {}", "z".repeat(5000)));
         }
         guest.configured.insert(path.to_owned(), body.clone());

@@ -369,17 +369,32 @@ async fn after_a_snapshot_that_failed_the_next_is_a_full_one_and_the_machine_can
 
 #[tokio::test]
 async fn a_save_that_was_given_up_half_way_spoils_neither_the_machine_nor_the_next() {
-    let mut rig = Rig::new("silent /snapshot/create");
-    rig.patience.answer = Duration::from_secs(60);
+    let rig = Rig::new("silent-once /snapshot/create");
     let vm = rig.boot("a").await.unwrap();
     let one = rig.room("one");
     tokio::select! {
         _ = vm.save(&one) => panic!("it is silent"),
         () = wait_until("it is asked", || rig.kinds("a").len() == 1) => {}
     }
-    // Whatever became of it: the machine is let go on, for nobody knows that it does.
     vm.unpause().await.unwrap();
     assert_eq!(rig.paths("a").last().unwrap(), "PATCH /vm");
+    vm.save(&rig.room("two")).await.unwrap();
+    assert_eq!(rig.kinds("a"), ["Diff", "Full"]);
+    assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn after_a_pause_that_was_given_up_half_way_the_machine_can_go_on() {
+    let rig = Rig::new("silent-once /vm");
+    let vm = rig.boot("a").await.unwrap();
+    tokio::select! {
+        _ = vm.pause() => panic!("it is silent"),
+        () = wait_until("it is asked", || rig.paths("a").contains(&"PATCH /vm".into())) => {}
+    }
+    // Nobody knows whether it was stopped: it has to be asked.
+    vm.unpause().await.unwrap();
+    assert_eq!(rig.asked("a").last().unwrap().2["state"], "Resumed");
     vm.end().await.unwrap();
 }
 
