@@ -58,9 +58,6 @@ pub(super) trait Driver: Send + Sync {
         saved: &Saved,
         dir: &Path,
     ) -> Result<Box<dyn Vm>>;
-
-    /// Ends whatever is there of a sandbox's machine, whoever started it.
-    async fn clear(&self, id: &SandboxId) -> Result<()>;
 }
 
 /// One machine.

@@ -174,6 +174,20 @@ impl Firecracker {
         })
     }
 
+    /// Ends whatever is there of a sandbox's machine, whoever started it.
+    pub(super) async fn clear(&self, id: &SandboxId) -> Result<()> {
+        let runs = |pid: i32| jail::runs(pid, id);
+        for pid in find::pids().filter(|pid| runs(*pid)) {
+            if let Some(pidfd) = find::kill_if(pid, runs) {
+                let _ = tokio::time::timeout(self.patience.soon, running::ended(&pidfd)).await;
+            }
+        }
+        match find::pids().find(|pid| runs(*pid)) {
+            Some(_) => Err(running::left_behind(&NAME, id, "its Firecracker does not end")),
+            None => Ok(()),
+        }
+    }
+
     fn place(&self, id: &SandboxId, dir: &Path) -> Result<Place> {
         Place::make(id, dir, &self.settings.binary, self.settings.jailer.as_ref())
     }
@@ -211,19 +225,6 @@ impl Driver for Firecracker {
         let limit = self.patience.answer + vm::time_for(machine.memory);
         process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::File(base))))
-    }
-
-    async fn clear(&self, id: &SandboxId) -> Result<()> {
-        let runs = |pid: i32| jail::runs(pid, id);
-        for pid in find::pids().filter(|pid| runs(*pid)) {
-            if let Some(pidfd) = find::kill_if(pid, runs) {
-                let _ = tokio::time::timeout(self.patience.soon, running::ended(&pidfd)).await;
-            }
-        }
-        match find::pids().find(|pid| runs(*pid)) {
-            Some(_) => Err(running::left_behind(&NAME, id, "its Firecracker does not end")),
-            None => Ok(()),
-        }
     }
 }
 

@@ -7,8 +7,10 @@ mod live;
 mod schema;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -58,8 +60,16 @@ impl Rig {
     }
 
     fn program(&self, name: &str, script: &str) {
-        fs::write(self.path(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: one that this one happens to fork meanwhile would hold the file
+        // open, and what is open for writing cannot be executed.
+        let mut writer = Command::new("/bin/sh")
+            .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+            .arg(self.path(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        write!(writer.stdin.take().unwrap(), "#!/bin/sh\n{script}\n").unwrap();
+        assert!(writer.wait().unwrap().success());
     }
 
     fn settings(&self) -> Settings {
@@ -642,17 +652,19 @@ async fn becomes_an_owner() {
     let rig = Rig::new("");
     let dir = PathBuf::from(room);
     let _vm = rig.open().await.unwrap().boot(&rig.id, &rig.machine(), &dir).await.unwrap();
-    fs::write(dir.join("ready"), rig.dir.path().to_str().unwrap()).unwrap();
+    // Whole from the moment it can be seen.
+    fs::write(dir.join("draft"), rig.dir.path().to_str().unwrap()).unwrap();
+    fs::rename(dir.join("draft"), dir.join("ready")).unwrap();
     std::future::pending::<()>().await;
 }
 
 #[tokio::test]
 async fn a_machine_dies_with_its_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+    let mut owner = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--ignored", "microvm::firecracker::tests::becomes_an_owner"])
         .env(ROOM, dir.path())
-        .stdout(std::process::Stdio::null())
+        .stdout(Stdio::null())
         .spawn()
         .unwrap();
     wait_until("it is ready", || dir.path().join("ready").exists()).await;
