@@ -71,6 +71,8 @@ struct MicrovmSetting {
     root: Option<PathBuf>,
     /// Where what was prepared is kept; absent: below the user's cache.
     cache: Option<PathBuf>,
+    /// The Firecracker that runs them; absent: QEMU does.
+    firecracker: Option<microvm::firecracker::Settings>,
 }
 
 /// Other hosts.
@@ -134,8 +136,8 @@ impl Settings {
 
     /// How virtual machines are made.
     pub fn microvm(&self) -> microvm::Options {
-        let MicrovmSetting { root, cache } = self.microvm.clone();
-        microvm::Options { root, cache }
+        let MicrovmSetting { root, cache, firecracker } = self.microvm.clone();
+        microvm::Options { root, cache, firecracker }
     }
 
     /// What the engine is opened with.
@@ -172,6 +174,7 @@ impl Settings {
             microvm: MicrovmSetting {
                 root: self.microvm.root.or(earlier.microvm.root),
                 cache: self.microvm.cache.or(earlier.microvm.cache),
+                firecracker: self.microvm.firecracker.or(earlier.microvm.firecracker),
             },
             ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
             pool: self.pool.or(earlier.pool),

@@ -6,6 +6,8 @@ use stockade_core::Capabilities;
 
 /// The name of the port that the machine is spoken to by.
 pub const PORT: &str = "stockade.pipe";
+/// The number of the port for monitors that have sockets in its place.
+pub const VSOCK_PORT: u32 = 1024;
 /// The longest line.
 pub const LINE: usize = 64 * 1024;
 

@@ -65,7 +65,7 @@ impl Inner {
     ) -> Result<Arc<dyn Sandbox>> {
         near::check_workspace(&NAME, admitted)?;
         let root = self.root_of(&admitted.spec().image)?;
-        let template = self.workshop()?.ready(&Wanted::of(root, admitted.limits())).await?;
+        let template = self.workshop().await?.ready(&Wanted::of(root, admitted.limits())).await?;
         let live = self.copy(id, admitted, &template).await?;
         let connection = greet(id, live.vm.connect().await?).await?;
         let peer = Peer { backend: NAME, called: "its machine".into(), capacity: None };
@@ -87,7 +87,7 @@ impl Inner {
         copy_disk(template.disk(), disk.clone()).await?;
         let mut machine = template.machine(disk.clone());
         machine.cpu_rate = admitted.limits().cpu_rate;
-        let driver = &self.workshop()?.driver;
+        let driver = &self.workshop().await?.driver;
         let vm = driver.resume(id, &machine, &template.saved(), private.path()).await?;
         let vm: Arc<dyn Vm> = Arc::from(vm);
         let brake = Brake::new(NAME, Machine(Arc::clone(&vm)));

@@ -6,10 +6,12 @@
 
 mod create;
 mod driver;
+pub mod firecracker;
 mod identity;
 mod image;
 mod initramfs;
 mod kernel;
+mod kvm;
 mod private;
 mod probe;
 mod qemu;
@@ -21,7 +23,7 @@ mod tsc;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,7 +40,10 @@ use crate::linux::lock;
 use crate::linux::turns::{Turns, to_its_end};
 use crate::native::Native;
 use create::Live;
+use driver::Driver;
+use firecracker::Firecracker;
 use image::Root;
+use kvm::Kvm;
 use qemu::Qemu;
 use store::Store;
 use template::{Wanted, Workshop};
@@ -60,6 +65,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// Where what was prepared is kept; absent: below the user's cache.
     pub cache: Option<PathBuf>,
+    /// The Firecracker that runs them; absent: QEMU does.
+    pub firecracker: Option<firecracker::Settings>,
 }
 
 /// The microvm backend. Its sandboxes end with this value.
@@ -69,7 +76,7 @@ struct Inner {
     options: Options,
     /// Builds the walls around what runs machines and what packs their roots.
     native: Arc<Native>,
-    workshop: OnceLock<Workshop>,
+    workshop: tokio::sync::OnceCell<Workshop>,
     live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     swept: tokio::sync::OnceCell<()>,
     turns: Turns,
@@ -85,7 +92,7 @@ impl Microvm {
         Self(Arc::new(Inner {
             options,
             native: Arc::new(Native::new()),
-            workshop: OnceLock::new(),
+            workshop: tokio::sync::OnceCell::new(),
             live: Mutex::default(),
             swept: tokio::sync::OnceCell::new(),
             turns: Turns::default(),
@@ -94,20 +101,17 @@ impl Microvm {
 }
 
 impl Inner {
-    fn workshop(&self) -> Result<&Workshop> {
-        if let Some(workshop) = self.workshop.get() {
-            return Ok(workshop);
-        }
-        if qemu::program().is_none() {
-            let message = "qemu-system-x86_64 is not installed";
-            return Err(Error::new(ErrorCode::Unavailable, "create", message)
-                .backend(NAME)
-                .remedy("install the package qemu-system-x86"));
-        }
+    async fn workshop(&self) -> Result<&Workshop> {
+        self.workshop.get_or_try_init(|| self.open()).await
+    }
+
+    async fn open(&self) -> Result<Workshop> {
         let store = Store::open(self.options.cache.clone())?;
-        let driver = Arc::new(Qemu::new(Arc::clone(&self.native), store.program()?));
-        let made = Workshop { store, native: Arc::clone(&self.native), driver };
-        Ok(self.workshop.get_or_init(|| made))
+        let driver: Arc<dyn Driver> = match &self.options.firecracker {
+            Some(settings) => Arc::new(on_hardware(settings).await?),
+            None => Arc::new(Qemu::open(Arc::clone(&self.native), store.program()?)?),
+        };
+        Ok(Workshop { store, native: Arc::clone(&self.native), driver })
     }
 
     /// The root of a machine for whoever does not ask for another.
@@ -121,9 +125,13 @@ impl Inner {
     }
 
     async fn measure(&self) -> Result<Capabilities> {
-        let workshop = self.workshop()?;
+        let workshop = self.workshop().await?;
         let template = workshop.ready(&self.usual()).await?;
-        Ok(probe::adapted(workshop.driver.boundary(), &template.measured))
+        let mut measured = probe::adapted(workshop.driver.boundary(), &template.measured);
+        if measured.boundary == Boundary::Emulated {
+            measured.only_by_name = Some(format!("{EMULATED}; {}", kvm().await));
+        }
+        Ok(measured)
     }
 
     /// Ends a sandbox and removes every trace, whoever made it.
@@ -134,6 +142,9 @@ impl Inner {
             Some(live) => live.end().await,
             None => self.native.destroy(id).await,
         };
+        if self.options.firecracker.is_some() {
+            firecracker::clear(id).await?;
+        }
         private::remove(id)?;
         lock(&self.live).remove(id);
         self.turns.forget(id);
@@ -147,11 +158,26 @@ impl Inner {
                 // Whoever comes next tries again.
                 let _ = self.end(id).await;
             }
-            if let Ok(workshop) = self.workshop() {
+            if let Ok(workshop) = self.workshop().await {
                 workshop.store.tidy();
             }
         };
         self.swept.get_or_init(|| sweep).await;
+    }
+}
+
+/// What KVM is good for here.
+async fn kvm() -> Kvm {
+    tokio::task::spawn_blocking(kvm::probe).await.unwrap_or(Kvm::Absent)
+}
+
+/// The driver that needs a processor which runs guests, if there is one.
+async fn on_hardware(settings: &firecracker::Settings) -> Result<Firecracker> {
+    match kvm().await {
+        Kvm::Works => Firecracker::open(settings.clone()).await,
+        other => Err(Error::new(ErrorCode::Unavailable, "create", other.to_string())
+            .backend(NAME)
+            .remedy(other.remedy())),
     }
 }
 
@@ -193,7 +219,7 @@ impl Backend for Microvm {
     }
 
     fn only_by_name(&self) -> Option<String> {
-        Some(EMULATED.into())
+        self.0.options.firecracker.is_none().then(|| EMULATED.into())
     }
 
     fn fingerprint(&self) -> Option<String> {

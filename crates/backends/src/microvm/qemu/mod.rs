@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use serde_json::{Value, json};
-use stockade_core::{Backend, Boundary, Bytes, Error, Feature, Result, SandboxId};
+use stockade_core::{Backend, Boundary, Bytes, Error, ErrorCode, Feature, Result, SandboxId};
 use stockade_launcher::seal;
 use tokio::net::UnixStream;
 
 use super::driver::{Driver, Machine, Saved, Vm};
-use super::{failed, sparse};
+use super::{NAME, failed, sparse};
 use crate::linux::lock;
 use crate::native::Native;
 use arguments::{Ends, Order};
@@ -54,8 +54,14 @@ pub(super) fn program() -> Option<&'static Path> {
 }
 
 impl Qemu {
-    pub(super) fn new(native: Arc<Native>, helper: PathBuf) -> Self {
-        Self { native, helper, memories: Mutex::default() }
+    pub(super) fn open(native: Arc<Native>, helper: PathBuf) -> Result<Self> {
+        if program().is_none() {
+            let message = "qemu-system-x86_64 is not installed";
+            return Err(Error::new(ErrorCode::Unavailable, "create", message)
+                .backend(NAME)
+                .remedy("install the package qemu-system-x86"));
+        }
+        Ok(Self { native, helper, memories: Mutex::default() })
     }
 
     /// The memory that was saved, as nobody can change it any more. Copies of a machine share it.
@@ -162,7 +168,6 @@ impl Driver for Qemu {
         };
         Ok(Box::new(self.start(id, machine, memory, dir, incoming, false).await?))
     }
-
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.

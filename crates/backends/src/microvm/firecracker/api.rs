@@ -1,0 +1,139 @@
+//! One request to Firecracker's API socket: HTTP/1.1, one connection each, everything bounded. What is
+//! at the other end shares a process with a guest's devices, and is not trusted to keep to anything.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes as Data;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+pub(super) use hyper::Method;
+use hyper::client::conn::http1;
+use hyper::{Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use rustix::fs::{Mode, OFlags};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+/// How long an answer may be: its head, and its body.
+const MOST_HEAD: usize = 16 << 10;
+const MOST_BODY: usize = 16 << 10;
+/// How much of what Firecracker says is shown.
+const SHOWN: usize = 600;
+
+/// Why a request was not granted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("answered {status}: {said}")]
+    Refused { status: u16, said: String },
+    #[error("cannot be reached")]
+    Unreachable(#[source] io::Error),
+    #[error("gave no answer within {0:?}")]
+    Silent(Duration),
+    #[error("broke off")]
+    Broken(#[source] hyper::Error),
+    #[error("answered more than {MOST_BODY} bytes")]
+    TooLarge,
+    #[error("cannot be asked that")]
+    Unaskable(#[source] hyper::http::Error),
+}
+
+/// A directory with sockets in it. They are reached through the descriptor: a path may be longer than
+/// a socket's name can be.
+pub(super) struct Sockets(OwnedFd);
+
+impl Sockets {
+    pub(super) fn of(dir: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(dir, flags, Mode::empty())?))
+    }
+
+    pub(super) async fn connect(&self, name: &str) -> io::Result<UnixStream> {
+        UnixStream::connect(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd())).await
+    }
+}
+
+/// The name of the API socket in a machine's directory.
+pub(super) const SOCKET: &str = "api";
+
+/// Asks, and waits for the answer. Only that it is one of success matters.
+pub(super) async fn ask(
+    sockets: &Sockets,
+    method: &Method,
+    path: &str,
+    body: &Value,
+    limit: Duration,
+) -> Result<(), Fault> {
+    let asked = exchange(sockets, method, path, body);
+    tokio::time::timeout(limit, asked).await.map_err(|_| Fault::Silent(limit))?
+}
+
+async fn exchange(
+    sockets: &Sockets,
+    method: &Method,
+    path: &str,
+    body: &Value,
+) -> Result<(), Fault> {
+    let stream = sockets.connect(SOCKET).await.map_err(Fault::Unreachable)?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "localhost")
+        .header(header::ACCEPT, "application/json")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Data::from(body.to_string())))
+        .map_err(Fault::Unaskable)?;
+    let mut connecting = http1::Builder::new();
+    connecting.max_buf_size(MOST_HEAD);
+    let (mut sender, connection) =
+        connecting.handshake(TokioIo::new(stream)).await.map_err(Fault::Broken)?;
+    let answered = async move {
+        let answer = sender.send_request(request).await.map_err(Fault::Broken)?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MOST_BODY).collect().await.map_err(cut)?;
+        judge(status, &body.to_bytes())
+    };
+    // What ends the connection early ends the answer too, and says why.
+    tokio::join!(answered, connection).0
+}
+
+fn cut(error: Box<dyn std::error::Error + Send + Sync>) -> Fault {
+    match error.downcast::<hyper::Error>() {
+        Ok(broken) => Fault::Broken(*broken),
+        Err(other) if other.is::<LengthLimitError>() => Fault::TooLarge,
+        Err(other) => Fault::Unreachable(io::Error::other(other)),
+    }
+}
+
+fn judge(status: StatusCode, body: &[u8]) -> Result<(), Fault> {
+    #[derive(Deserialize)]
+    struct Told {
+        fault_message: String,
+    }
+    if status.is_success() {
+        return Ok(());
+    }
+    let said = match serde_json::from_slice(body) {
+        Ok(Told { fault_message }) => fault_message,
+        Err(_) => String::from_utf8_lossy(body).into_owned(),
+    };
+    Err(Fault::Refused { status: status.as_u16(), said: in_one_line(&said) })
+}
+
+/// What can be shown of it.
+fn in_one_line(said: &str) -> String {
+    let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.chars().filter(|c| !c.is_control()).take(SHOWN).collect()
+}
+
+/// A request as people write it.
+pub(super) struct Asked<'a>(pub &'a Method, pub &'a str);
+
+impl fmt::Display for Asked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{} {}`", self.0, self.1)
+    }
+}

@@ -1,0 +1,89 @@
+//! Memory files: large, and mostly holes. Copied by sharing blocks where the file system can, and else
+//! without what is not there.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::path::Path;
+
+use rustix::fs::ioctl_ficlone;
+
+use crate::microvm::sparse;
+
+/// Whom a file is to belong to, if not to this process.
+pub(super) type Owner = Option<(u32, u32)>;
+
+/// Copies an open file to a name that is not there yet.
+pub(super) fn to_new(from: &File, to: &Path, owner: Owner) -> io::Result<()> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
+    if ioctl_ficlone(&made, from).is_err() {
+        sparse::copy(from, &made)?;
+    }
+    if let Some((uid, gid)) = owner {
+        fchown(&made, Some(uid), Some(gid))?;
+    }
+    Ok(())
+}
+
+/// Renames, or copies to another file system. The result is this process's own and nobody else's.
+pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let file = File::open(from)?;
+    fchown(&file, Some(own.0), Some(own.1))?;
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))?;
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            to_new(&file, to, None)?;
+            fs::remove_file(from)
+        }
+        renamed => renamed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_the_same_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = File::create_new(dir.path().join("from")).unwrap();
+        from.set_len(64 << 20).unwrap();
+        from.write_all_at(b"in the middle", 33 << 20).unwrap();
+        let from = File::open(dir.path().join("from")).unwrap();
+        let to = dir.path().join("to");
+        to_new(&from, &to, None).unwrap();
+        let copied = File::open(&to).unwrap();
+        let mut found = [0; 13];
+        copied.read_exact_at(&mut found, 33 << 20).unwrap();
+        assert_eq!(&found, b"in the middle");
+        let size = copied.metadata().unwrap();
+        assert_eq!(size.len(), 64 << 20);
+        assert!(size.blocks() * 512 < 1 << 20, "{} blocks", size.blocks());
+    }
+
+    #[test]
+    fn nothing_that_is_there_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let there = dir.path().join("there");
+        fs::write(&there, "precious").unwrap();
+        let from = File::open(&there).unwrap();
+        let error = to_new(&from, &there, None).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&there).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_file_moves_to_another_file_system_too() {
+        let (here, there) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let (from, to) = (here.path().join("from"), there.path().join("to"));
+        fs::write(&from, "moved").unwrap();
+        moved(&from, &to).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"moved");
+        assert!(!from.exists());
+        assert_eq!(fs::metadata(&to).unwrap().mode() & 0o777, 0o600);
+    }
+}

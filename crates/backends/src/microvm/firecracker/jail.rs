@@ -1,0 +1,153 @@
+//! The directory that a Firecracker process sees as its own: the machine's, or below it the root of
+//! Firecracker's own jail. Everything a machine needs is put there under a plain name.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use stockade_core::{Error, ErrorCode, Result, SandboxId};
+
+use super::copy::{self, Owner};
+use super::{Jailer, api, disk_name, failed};
+use crate::microvm::driver::Disk;
+
+/// Where a machine's process works.
+#[derive(Clone)]
+pub(super) struct Place {
+    id: SandboxId,
+    base: PathBuf,
+    root: PathBuf,
+    jailer: Option<Jailer>,
+}
+
+/// A file that a machine needs, and its name there.
+pub(super) struct Shown {
+    file: PathBuf,
+    name: String,
+    writable: bool,
+}
+
+impl Shown {
+    pub(super) fn new(file: &Path, name: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), name: name.into(), writable: false }
+    }
+
+    pub(super) fn disk(number: usize, disk: &Disk) -> Self {
+        let name = disk_name(number);
+        Self { file: disk.path.clone(), name, writable: !disk.read_only }
+    }
+}
+
+/// Only root can build Firecracker's own jail.
+pub(super) fn needs_root() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(failed(ErrorCode::Denied, "detect", "only root can run Firecracker's jailer")
+        .remedy("run as root, or take `jailer` out of `[microvm.firecracker]`"))
+}
+
+impl Place {
+    pub(super) fn make(
+        id: &SandboxId,
+        dir: &Path,
+        binary: &Path,
+        jailer: Option<&Jailer>,
+    ) -> Result<Self> {
+        let (id, base) = (id.clone(), dir.to_owned());
+        let Some(jailer) = jailer else {
+            return Ok(Self { id, root: base.clone(), base, jailer: None });
+        };
+        // The jailer follows links before it takes the name.
+        let binary = fs::canonicalize(binary).map_err(|error| misplaced(binary, error))?;
+        let name = binary.file_name().unwrap_or_default();
+        let root = base.join(name).join(id.as_str()).join("root");
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&root);
+        made.and_then(|()| chown(&root, Some(jailer.uid), Some(jailer.gid)))
+            .map_err(|error| misplaced(&root, error))?;
+        Ok(Self { id, root, base, jailer: Some(jailer.clone()) })
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whom files belong to that the process writes.
+    pub(super) fn owner(&self) -> Owner {
+        self.jailer.as_ref().map(|jailer| (jailer.uid, jailer.gid))
+    }
+
+    /// Starts Firecracker there. All its paths are names in that directory.
+    pub(super) fn command(&self, binary: &Path) -> Command {
+        let mut command = match &self.jailer {
+            None => Command::new(binary),
+            Some(jailer) => {
+                let mut command = Command::new(&jailer.binary);
+                command.arg("--exec-file").arg(binary);
+                command.arg("--chroot-base-dir").arg(&self.base);
+                command.args(["--uid", &jailer.uid.to_string(), "--gid", &jailer.gid.to_string()]);
+                command
+            }
+        };
+        // The jailer hands its own on.
+        command.args(["--id", self.id.as_str()]);
+        if self.jailer.is_some() {
+            command.arg("--");
+        }
+        command.args(["--api-sock", api::SOCKET]);
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// Shows files there. Copies take their time.
+    pub(super) async fn put(&self, files: Vec<Shown>) -> Result<()> {
+        let place = self.clone();
+        let all = move || files.iter().try_for_each(|shown| place.put_one(shown));
+        let done = tokio::task::spawn_blocking(all).await;
+        done.unwrap_or_else(|error| Err(misplaced(&self.root, io::Error::other(error))))
+    }
+
+    fn put_one(&self, shown: &Shown) -> Result<()> {
+        let Shown { file, name, writable } = shown;
+        let at = self.root.join(name);
+        let put = match self.owner() {
+            None => fs::canonicalize(file).and_then(|file| symlink(file, &at)),
+            Some(owner) => put_in_jail(file, &at, *writable, owner),
+        };
+        put.map_err(|error| misplaced(file, error))
+    }
+}
+
+/// Whether a process runs this machine, by its arguments.
+pub(super) fn runs(pid: i32, id: &SandboxId) -> bool {
+    let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    let has = |name: &str, value: &str| {
+        words.windows(2).any(|pair| pair == [name.as_bytes(), value.as_bytes()])
+    };
+    has("--api-sock", api::SOCKET) && has("--id", id.as_str())
+}
+
+/// A second name for the same file; where that cannot be, or would give somebody else's file away, a
+/// copy. A disk that is written must be the same file, or what is written would be lost.
+fn put_in_jail(file: &Path, at: &Path, writable: bool, (uid, gid): (u32, u32)) -> io::Result<()> {
+    if writable {
+        fs::hard_link(file, at)?;
+        return chown(at, Some(uid), Some(gid));
+    }
+    let readable = fs::metadata(file)?.permissions().mode() & 0o004 != 0;
+    if readable && fs::hard_link(file, at).is_ok() {
+        return Ok(());
+    }
+    copy::to_new(&File::open(file)?, at, Some((uid, gid)))?;
+    fs::set_permissions(at, Permissions::from_mode(0o400))
+}
+
+fn misplaced(path: &Path, error: io::Error) -> Error {
+    let what = format!("`{}` cannot be put where Firecracker sees it", path.display());
+    failed(ErrorCode::System, "create", what)
+        .remedy("see that it is there, and for the jailer on the same file system as the sandbox")
+        .source(error)
+}

@@ -1,0 +1,302 @@
+//! The `firecracker` driver: one Firecracker process per machine, told what to do over its API socket.
+//! The operator supplies the binary and the kernel; no distribution ships them.
+//!
+//! Every path that a machine knows is a plain name in its own directory. So a saved machine holds no
+//! path of the host that saved it, and its clones, each in a directory of their own, need no
+//! rewriting.
+
+mod api;
+mod copy;
+mod jail;
+mod process;
+mod version;
+mod vm;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result, SandboxId};
+
+use self::api::Method;
+use self::jail::{Place, Shown};
+use self::process::{Process, Spawn, Threaded};
+use self::version::Version;
+use self::vm::{Base, Machinery};
+use super::NAME;
+use super::driver::{Driver, Machine, Saved, Vm};
+use crate::linux::{find, running};
+
+/// How many processors Firecracker gives a machine at most.
+const MOST_CPUS: u32 = 32;
+/// How long a request may be, less what goes before the body.
+const MOST_TEMPLATE: u64 = 50_000;
+/// How the guest is called on its own bus. Every machine has a bus of its own.
+const GUEST: u32 = 3;
+
+/// What a machine finds in its directory.
+const KERNEL: &str = "kernel";
+const INITRAMFS: &str = "initramfs";
+const STATE: &str = "state";
+const MEMORY: &str = "memory";
+
+/// Where Firecracker is, and what it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Settings {
+    /// The program `firecracker`.
+    pub binary: PathBuf,
+    /// An uncompressed kernel for its machines. Absent: the one that the backend prepares.
+    #[serde(default)]
+    pub kernel: Option<PathBuf>,
+    /// A custom CPU template, so that a saved machine fits other hosts too.
+    #[serde(default)]
+    pub cpu_template: Option<PathBuf>,
+    /// Firecracker's own jail, which only root can build. Absent: without.
+    #[serde(default)]
+    pub jailer: Option<Jailer>,
+}
+
+/// Whom Firecracker runs as in its own jail.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Jailer {
+    /// The program `jailer`, of the same version.
+    pub binary: PathBuf,
+    /// The user that a machine's process runs as.
+    pub uid: u32,
+    /// And the group.
+    pub gid: u32,
+}
+
+/// How long everything may take.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// To say its version, to listen, to be gone after having been killed.
+    soon: Duration,
+    /// To answer a request that needs no work.
+    answer: Duration,
+    /// To connect to the guest, once.
+    attempt: Duration,
+    /// To connect to the guest, with every attempt that it takes.
+    connect: Duration,
+}
+
+const PATIENCE: Patience = Patience {
+    soon: Duration::from_secs(5),
+    answer: Duration::from_secs(10),
+    attempt: Duration::from_millis(500),
+    connect: Duration::from_secs(20),
+};
+
+/// The driver.
+pub(super) struct Firecracker {
+    settings: Settings,
+    patience: Patience,
+    version: Version,
+    template: Option<Value>,
+    spawn: Arc<dyn Spawn>,
+}
+
+impl Firecracker {
+    /// Looks whether what the settings name can be used. Says nothing about KVM.
+    pub(super) async fn open(settings: Settings) -> Result<Self> {
+        let spawn = Threaded::start().map_err(|error| {
+            failed(ErrorCode::System, "create", "a thread for its machines cannot be had")
+                .source(error)
+        })?;
+        Self::with_patience(settings, Arc::new(spawn), PATIENCE).await
+    }
+
+    async fn with_patience(
+        settings: Settings,
+        spawn: Arc<dyn Spawn>,
+        patience: Patience,
+    ) -> Result<Self> {
+        let asked = |binary, name| version::of(binary, name, patience.soon);
+        let version = asked(&settings.binary, "Firecracker").await?;
+        version.is_new_enough()?;
+        if let Some(jailer) = &settings.jailer {
+            jail::needs_root()?;
+            version.is_that_of(asked(&jailer.binary, "Jailer").await?)?;
+        }
+        let template = settings.cpu_template.as_deref().map(template).transpose()?;
+        Ok(Self { settings, patience, version, template, spawn })
+    }
+
+    /// A process that runs no machine yet, with what that will need in its directory.
+    async fn start(
+        &self,
+        place: &Place,
+        machine: &Machine,
+        mut files: Vec<Shown>,
+    ) -> Result<Process> {
+        let disks = machine.disks.iter().enumerate();
+        files.extend(disks.map(|(number, disk)| Shown::disk(number, disk)));
+        place.put(files).await?;
+        let command = place.command(&self.settings.binary);
+        Process::start(&self.spawn, machine, command, place.root(), self.patience).await
+    }
+
+    async fn configure(&self, process: &Process, machine: &Machine) -> Result<()> {
+        let put = |path: String, body: Value| async move {
+            process.ask("create", Method::PUT, &path, &body, self.patience.answer).await
+        };
+        put("/machine-config".into(), machine_config(machine)).await?;
+        if let Some(template) = &self.template {
+            put("/cpu-config".into(), template.clone()).await?;
+        }
+        put("/boot-source".into(), boot_source(machine)).await?;
+        for (number, disk) in machine.disks.iter().enumerate() {
+            let name = disk_name(number);
+            put(format!("/drives/{name}"), drive(&name, disk.read_only)).await?;
+        }
+        put("/vsock".into(), json!({ "guest_cid": GUEST, "uds_path": vm::SOCKET })).await?;
+        put("/actions".into(), json!({ "action_type": "InstanceStart" })).await
+    }
+
+    /// What loads a saved machine. Older versions know the third field by another name.
+    fn load(&self) -> Value {
+        let tracked = if self.version.tracks_by_its_own_name() {
+            "track_dirty_pages"
+        } else {
+            "enable_diff_snapshots"
+        };
+        json!({
+            "snapshot_path": STATE,
+            "mem_backend": { "backend_type": "File", "backend_path": MEMORY },
+            tracked: true,
+            "resume_vm": true,
+        })
+    }
+
+    fn place(&self, id: &SandboxId, dir: &Path) -> Result<Place> {
+        Place::make(id, dir, &self.settings.binary, self.settings.jailer.as_ref())
+    }
+}
+
+/// Ends whatever is there of a sandbox's machine, whoever started it.
+pub(super) async fn clear(id: &SandboxId) -> Result<()> {
+    let runs = |pid: i32| jail::runs(pid, id);
+    for pid in find::pids().filter(|pid| runs(*pid)) {
+        if let Some(pidfd) = find::kill_if(pid, runs) {
+            let _ = tokio::time::timeout(PATIENCE.soon, running::ended(&pidfd)).await;
+        }
+    }
+    match find::pids().find(|pid| runs(*pid)) {
+        Some(_) => Err(running::left_behind(&NAME, id, "its Firecracker does not end")),
+        None => Ok(()),
+    }
+}
+
+#[async_trait]
+impl Driver for Firecracker {
+    fn boundary(&self) -> Boundary {
+        Boundary::Hardware
+    }
+
+    async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
+        fits(machine)?;
+        let place = self.place(id, dir)?;
+        let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
+        let files = vec![Shown::new(kernel, KERNEL), Shown::new(&machine.initramfs, INITRAMFS)];
+        let process = self.start(&place, machine, files).await?;
+        self.configure(&process, machine).await?;
+        Ok(Box::new(Machinery::new(process, place, machine.memory, Base::Nothing)))
+    }
+
+    async fn resume(
+        &self,
+        id: &SandboxId,
+        machine: &Machine,
+        saved: &Saved,
+        dir: &Path,
+    ) -> Result<Box<dyn Vm>> {
+        let place = self.place(id, dir)?;
+        let files = vec![Shown::new(&saved.state, STATE), Shown::new(&saved.memory, MEMORY)];
+        // Held open: what was written since is relative to it, whoever removes its name.
+        let base =
+            fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;
+        let process = self.start(&place, machine, files).await?;
+        let limit = self.patience.answer + vm::time_for(machine.memory);
+        process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await?;
+        Ok(Box::new(Machinery::new(process, place, machine.memory, Base::File(base))))
+    }
+}
+
+fn fits(machine: &Machine) -> Result<()> {
+    if !(1..=MOST_CPUS).contains(&machine.cpus) {
+        let told = format!("{} processors are not what Firecracker offers", machine.cpus);
+        return Err(failed(ErrorCode::Invalid, "create", told).remedy("ask for 1 to 32"));
+    }
+    Ok(())
+}
+
+fn machine_config(machine: &Machine) -> Value {
+    json!({
+        "vcpu_count": machine.cpus,
+        "mem_size_mib": mebibytes(machine.memory),
+        // So that saving costs what was touched and not all there is.
+        "track_dirty_pages": true,
+    })
+}
+
+fn boot_source(machine: &Machine) -> Value {
+    json!({
+        "kernel_image_path": KERNEL,
+        "initrd_path": INITRAMFS,
+        "boot_args": machine.command_line,
+    })
+}
+
+fn drive(name: &str, read_only: bool) -> Value {
+    json!({
+        "drive_id": name,
+        "path_on_host": name,
+        "is_root_device": false,
+        "is_read_only": read_only,
+    })
+}
+
+fn disk_name(number: usize) -> String {
+    format!("disk{number}")
+}
+
+/// Whole ones: a part of one is rounded up.
+fn mebibytes(bytes: Bytes) -> u64 {
+    bytes.0.div_ceil(1 << 20)
+}
+
+fn template(path: &Path) -> Result<Value> {
+    let told = |what: String| {
+        let what = format!("the CPU template `{}` {what}", path.display());
+        failed(ErrorCode::Invalid, "configure", what)
+            .remedy("give a custom CPU template as Firecracker's documentation describes it")
+    };
+    let size = fs::metadata(path).map_err(|error| unreadable(path, error))?.len();
+    if size > MOST_TEMPLATE {
+        return Err(told(format!("has {size} bytes; Firecracker takes {MOST_TEMPLATE}")));
+    }
+    let text = fs::read(path).map_err(|error| unreadable(path, error))?;
+    let value: Value =
+        serde_json::from_slice(&text).map_err(|error| told("is not JSON".into()).source(error))?;
+    if value.is_object() { Ok(value) } else { Err(told("is not an object".into())) }
+}
+
+fn failed(code: ErrorCode, operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(code, operation, message).backend(NAME)
+}
+
+fn unreadable(path: &Path, error: std::io::Error) -> Error {
+    failed(ErrorCode::Unavailable, "create", format!("`{}` cannot be read", path.display()))
+        .remedy("see that it is there and that this user may read it")
+        .source(error)
+}

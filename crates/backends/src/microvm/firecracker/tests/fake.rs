@@ -1,0 +1,402 @@
+//! A program that stands in for Firecracker: it takes the same arguments, serves the same API on the same
+//! socket and holds every request to the published table; it keeps a guest's memory of which each run
+//! writes one page more, and speaks the vsock protocol. It can be told to misbehave.
+//!
+//! Made from this very test program, which starts itself again; blocking and by hand, so that it shares
+//! nothing with the driver but the wire.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::schema::{self, When, text};
+
+pub(super) const MODE: &str = "FAKE_MODE";
+pub(super) const VERSION: &str = "FAKE_VERSION";
+/// What was asked, one request a line; what was wrong with it.
+pub(super) const ASKED: &str = "asked";
+pub(super) const WRONG: &str = "wrong";
+
+const PAGE: u64 = 4096;
+
+#[test]
+#[ignore = "not a test: the program that the others start in Firecracker's place"]
+fn becomes_the_fake() {
+    let Ok(version) = std::env::var(VERSION) else { return };
+    let mode = std::env::var(MODE).unwrap_or_default();
+    let given: Vec<_> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
+    let known = |pair: &[String]| ["--id", "--api-sock"].contains(&pair[0].as_str());
+    assert!(given.len() == 4 && given.chunks(2).all(known), "no such arguments: {given:?}");
+    assert!(given.chunks(2).any(|pair| pair == ["--api-sock", "api"]), "{given:?}");
+    Fake::new(&version, mode).serve();
+}
+
+struct Fake {
+    version: (u32, u32),
+    mode: String,
+    state: Mutex<Guest>,
+    misbehaved: AtomicBool,
+}
+
+/// The machine as the API knows it.
+#[derive(Default)]
+struct Guest {
+    started: bool,
+    paused: bool,
+    configured: BTreeMap<String, Value>,
+    /// What is in memory, by page, and which were written since it was last saved.
+    pages: BTreeMap<u64, u8>,
+    dirty: Vec<u64>,
+    restored: bool,
+    connections: usize,
+}
+
+type Answer = Result<Value, String>;
+
+impl Fake {
+    /// Never freed: the process ends with it.
+    fn new(version: &str, mode: String) -> &'static Self {
+        let mut numbers = version.split('.').map(|part| part.parse().unwrap());
+        let version = (numbers.next().unwrap(), numbers.next().unwrap());
+        Box::leak(Box::new(Self {
+            version,
+            mode,
+            state: Mutex::default(),
+            misbehaved: AtomicBool::new(false),
+        }))
+    }
+
+    /// Whether it is told to do this: alone, or with this path.
+    fn is(&self, what: &str, path: &str) -> bool {
+        self.mode == what || self.mode == format!("{what} {path}")
+    }
+
+    /// Whether it has not misbehaved yet; from now on it has.
+    fn is_first(&self) -> bool {
+        !self.misbehaved.swap(true, Ordering::SeqCst)
+    }
+
+    fn serve(&'static self) {
+        if self.is("chatty", "") {
+            let piece = [b'x'; 4096];
+            (0..2048).for_each(|_| io::stdout().write_all(&piece).unwrap());
+            println!("\nthe last words\u{1b}[31m");
+        }
+        if self.is("crash", "") {
+            eprintln!("no KVM, no machine");
+            std::process::exit(1);
+        }
+        if self.is("deaf", "") {
+            forever();
+        }
+        for stream in UnixListener::bind("api").unwrap().incoming() {
+            let stream = stream.unwrap();
+            // Whoever only looks whether somebody listens asks for nothing.
+            thread::spawn(move || self.answer(stream));
+        }
+    }
+
+    fn answer(&'static self, stream: UnixStream) {
+        let mut reader = BufReader::new(stream);
+        while let Some((method, path, body)) = request(&mut reader) {
+            note(ASKED, &json!([method, path, body]).to_string());
+            if self.misbehaves(reader.get_mut(), &path) {
+                return;
+            }
+            let answer = self.checked(&method, &path, &body);
+            let (status, body) = match answer {
+                Ok(Value::Null) => ("204 No Content", String::new()),
+                Ok(body) => ("200 OK", body.to_string()),
+                Err(fault) => ("400 Bad Request", json!({ "fault_message": fault }).to_string()),
+            };
+            respond(reader.get_mut(), status, &body);
+        }
+    }
+
+    fn misbehaves(&self, stream: &mut UnixStream, path: &str) -> bool {
+        if self.is("silent", path) || (self.is("silent-once", path) && self.is_first()) {
+            forever();
+        }
+        if self.is("die", path) {
+            eprintln!("guest memory is gone");
+            std::process::exit(7);
+        }
+        let large = || format!("{{\"fault_message\": \"{}\"}}", "y".repeat(1 << 20));
+        let said = match () {
+            () if self.is("half", path) => {
+                "HTTP/1.1 400 Bad Request\r\nContent-Length: 100\r\n\r\n{\"fault_mess".to_owned()
+            }
+            () if self.is("garbage", path) => "220 smtp.example ready\r\n\r\n".to_owned(),
+            () if self.is("large", path) => {
+                let body = large();
+                format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+            }
+            () if self.is("headed", path) => format!("HTTP/1.1 204 No Content\r\nX: {}", large()),
+            () if self.is("closed", path) => String::new(),
+            () => return false,
+        };
+        // The other side may have had enough before the end.
+        let _ = stream.write_all(said.as_bytes());
+        true
+    }
+
+    fn checked(&'static self, method: &str, path: &str, body: &Value) -> Answer {
+        let mut guest = self.state.lock().unwrap();
+        let allowed = schema::check(method, path, body, self.version)
+            .and_then(|operation| guest.allows(operation.when));
+        if let Err(wrong) = allowed {
+            note(WRONG, &format!("{method} {path} {body}: {wrong}"));
+            return Err(wrong);
+        }
+        if self.is("refuse", path) || (self.is("refuse-once", path) && self.is_first()) {
+            return Err(format!("Invalid\n\u{1b}[31mthing {}", "z".repeat(5000)));
+        }
+        guest.configured.insert(path.to_owned(), body.clone());
+        match (method, path) {
+            ("PUT", "/actions") => self.act(&mut guest, text(body, "action_type")),
+            ("PATCH", "/vm") => {
+                guest.pause(text(body, "state") == "Paused");
+                Ok(Value::Null)
+            }
+            ("PUT", "/snapshot/create") => guest.save(body),
+            ("PUT", "/snapshot/load") => self.load(&mut guest, body),
+            ("GET", _) => Ok(json!({ "firecracker_version": "fake" })),
+            _ => Ok(Value::Null),
+        }
+    }
+
+    fn act(&'static self, guest: &mut Guest, action: &str) -> Answer {
+        if action != "InstanceStart" {
+            return if guest.started { Ok(Value::Null) } else { Err("not started".into()) };
+        }
+        if guest.started {
+            return Err("already started".into());
+        }
+        let source = guest.configured.get("/boot-source").ok_or("no kernel")?;
+        for name in ["kernel_image_path", "initrd_path"] {
+            readable(text(source, name))?;
+        }
+        guest.look_at_disks()?;
+        let socket = guest.configured.get("/vsock").map(|body| text(body, "uds_path").to_owned());
+        guest.started = true;
+        guest.run();
+        self.listen(socket)
+    }
+
+    fn load(&'static self, guest: &mut Guest, body: &Value) -> Answer {
+        let state = fs::read(text(body, "snapshot_path")).map_err(|e| e.to_string())?;
+        let state: Value = serde_json::from_slice(&state).map_err(|e| e.to_string())?;
+        let memory = text(&body["mem_backend"], "backend_path");
+        let file = File::open(memory).map_err(|e| e.to_string())?;
+        let size = state["mem_size_mib"].as_u64().unwrap() << 20;
+        if file.metadata().unwrap().len() != size {
+            return Err("the memory file has another size than the machine".into());
+        }
+        guest.pages = contents(&file, size);
+        guest.configured = serde_json::from_value(state["configured"].clone()).unwrap();
+        guest.look_at_disks()?;
+        (guest.started, guest.paused, guest.restored) = (true, true, true);
+        if body["resume_vm"] == true {
+            guest.pause(false);
+        }
+        self.listen(Some(text(&state, "uds_path").to_owned()))
+    }
+
+    /// Takes connections for the guest.
+    fn listen(&'static self, socket: Option<String>) -> Answer {
+        let Some(socket) = socket else { return Ok(Value::Null) };
+        let listener = UnixListener::bind(&socket).map_err(|e| format!("{socket}: {e}"))?;
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                thread::spawn(move || self.connect(stream));
+            }
+        });
+        Ok(Value::Null)
+    }
+
+    fn connect(&self, mut stream: UnixStream) {
+        let (number, restored) = {
+            let mut guest = self.state.lock().unwrap();
+            guest.connections += 1;
+            (guest.connections, guest.restored)
+        };
+        let asked = line(&mut stream);
+        if asked != "CONNECT 1024\n" {
+            return note(WRONG, &format!("{asked:?} is not what the guest listens for"));
+        }
+        note("connected", &number.to_string());
+        match self.mode.as_str() {
+            // Nobody listens inside yet: the guest resets the connection.
+            "early" if number < 4 => return,
+            // Held back until the guest has seen the reset, and lost with it.
+            "withhold" if restored && number < 3 => forever(),
+            "mute" => forever(),
+            "nonsense" => return stream.write_all(b"NO\n").unwrap(),
+            "endless" => loop {
+                if stream.write_all(b"OK 1000").is_err() {
+                    return;
+                }
+            },
+            _ => {}
+        }
+        // What follows at once must not be taken for a part of the line.
+        stream.write_all(format!("OK {}\nhello ", 1_073_741_824 + number).as_bytes()).unwrap();
+        let mut back = stream.try_clone().unwrap();
+        let _ = io::copy(&mut stream, &mut back);
+    }
+}
+
+impl Guest {
+    fn allows(&self, when: When) -> Result<(), String> {
+        let fresh = self.configured.keys().all(|path| path == "/logger" || path == "/metrics");
+        let allowed = match when {
+            When::Always => true,
+            When::Before => !self.started,
+            When::Fresh => !self.started && fresh,
+            When::After => self.started,
+            When::Paused => self.started && self.paused,
+        };
+        if allowed { Ok(()) } else { Err(format!("only allowed: {when:?}")) }
+    }
+
+    /// The guest writes one page more: the next one, with its number.
+    fn run(&mut self) {
+        let page = self.pages.len() as u64;
+        self.pages.insert(page, page as u8 + 1);
+        self.dirty.push(page);
+    }
+
+    fn pause(&mut self, paused: bool) {
+        if self.paused && !paused {
+            self.run();
+        }
+        self.paused = paused;
+    }
+
+    fn look_at_disks(&self) -> Result<(), String> {
+        let drives = self.configured.iter().filter(|(path, _)| path.starts_with("/drives/"));
+        for (_, drive) in drives {
+            let path = text(drive, "path_on_host");
+            readable(path)?;
+            if drive["is_read_only"] == false {
+                OpenOptions::new().write(true).open(path).map_err(|e| format!("{path}: {e}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As Firecracker does: a partial memory file goes over a whole one, if that is there.
+    fn save(&mut self, body: &Value) -> Answer {
+        let machine = &self.configured["/machine-config"];
+        let size = machine["mem_size_mib"].as_u64().unwrap() << 20;
+        let path = text(body, "mem_file_path");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|e| format!("{path}: {e}"))?;
+        if file.metadata().unwrap().len() != size {
+            file.set_len(0).unwrap();
+            file.set_len(size).unwrap();
+        }
+        let full = text(body, "snapshot_type") != "Diff";
+        for (page, byte) in self.pages.iter().filter(|(page, _)| full || self.dirty.contains(page))
+        {
+            file.write_all_at(&[*byte; PAGE as usize], page * PAGE).unwrap();
+        }
+        self.dirty.clear();
+        let vsock = self.configured.get("/vsock").map_or("", |body| text(body, "uds_path"));
+        let state = json!({
+            "mem_size_mib": size >> 20,
+            "uds_path": vsock,
+            "configured": self.configured,
+        });
+        fs::write(text(body, "snapshot_path"), state.to_string()).map_err(|e| e.to_string())?;
+        Ok(Value::Null)
+    }
+}
+
+/// The first byte of every page that is not empty.
+pub(super) fn contents(file: &File, size: u64) -> BTreeMap<u64, u8> {
+    let mut found = BTreeMap::new();
+    for page in 0..size / PAGE {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, page * PAGE).unwrap();
+        if byte[0] != 0 {
+            found.insert(page, byte[0]);
+        }
+    }
+    found
+}
+
+fn readable(path: &str) -> Result<(), String> {
+    File::open(path).map(drop).map_err(|error| format!("{path}: {error}"))
+}
+
+fn forever() -> ! {
+    loop {
+        thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+fn note(file: &str, line: &str) {
+    let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
+}
+
+fn line(stream: &mut UnixStream) -> String {
+    let mut line = String::new();
+    let mut byte = [0];
+    while !line.ends_with('\n') && stream.read(&mut byte).is_ok_and(|count| count == 1) {
+        line.push(char::from(byte[0]));
+    }
+    line
+}
+
+fn request(reader: &mut BufReader<UnixStream>) -> Option<(String, String, Value)> {
+    let mut first = String::new();
+    reader.read_line(&mut first).ok().filter(|count| *count > 0)?;
+    let [method, path, protocol] = first.split_whitespace().collect::<Vec<_>>()[..] else {
+        panic!("not HTTP: {first:?}")
+    };
+    assert_eq!(protocol, "HTTP/1.1");
+    let (mut length, mut kind) = (0, String::new());
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).unwrap();
+        let Some((name, value)) = header.trim().split_once(':') else { break };
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => length = value.trim().parse().unwrap(),
+            "content-type" => kind = value.trim().to_owned(),
+            "transfer-encoding" | "expect" => note(WRONG, &format!("Firecracker reads no {name}")),
+            _ => {}
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    if length > 0 && kind != "application/json" {
+        note(WRONG, &format!("a body of type {kind:?}"));
+    }
+    if length > 51_200 {
+        note(WRONG, &format!("a body of {length} bytes"));
+    }
+    let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    Some((method.to_owned(), path.to_owned(), body))
+}
+
+fn respond(stream: &mut UnixStream, status: &str, body: &str) {
+    let head = format!(
+        "HTTP/1.1 {status}\r\nServer: Firecracker API\r\nConnection: keep-alive\r\n\
+         Content-Type: application/json\r\n"
+    );
+    let length =
+        if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+    // Who asked may be gone.
+    let _ = stream.write_all(format!("{head}{length}\r\n{body}").as_bytes());
+}

@@ -1,0 +1,733 @@
+//! The driver against a program that stands in for Firecracker, and against Firecracker itself where
+//! there is one. The program is started, asked and killed like the real one; only what it does inside
+//! is made up.
+
+mod fake;
+mod live;
+mod schema;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use stockade_core::{Boundary, Bytes, Error, ErrorCode, Millicores, SandboxId};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::process::{Spawn, Threaded};
+use super::{Firecracker, Jailer, Patience, Settings};
+use crate::microvm::driver::{Disk, Driver, Machine, Saved, Vm};
+
+const NEWEST: &str = "1.16.1";
+const MEMORY: Bytes = Bytes::mib(4);
+
+/// As everywhere, except where a test waits for the end of it: long enough for what must not be cut by
+/// it on a loaded machine.
+const PATIENCE: Patience = super::PATIENCE;
+const SHORT: Duration = Duration::from_secs(2);
+
+/// A directory with a fake of its own in it.
+struct Rig {
+    dir: TempDir,
+    id: SandboxId,
+    patience: Patience,
+    jailed: bool,
+}
+
+impl Rig {
+    fn new(mode: &str) -> Self {
+        Self::of(NEWEST, mode)
+    }
+
+    fn of(version: &str, mode: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let rig = Self { dir, id: new_id(), patience: PATIENCE, jailed: false };
+        for name in ["kernel", "initramfs", "root.img", "work.img"] {
+            fs::write(rig.path(name), name).unwrap();
+        }
+        rig.program("firecracker", &become_fake(version, mode));
+        rig
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        // Written by another process: one that this one happens to fork meanwhile would hold the file
+        // open, and what is open for writing cannot be executed.
+        let mut writer = Command::new("/bin/sh")
+            .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+            .arg(self.path(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        write!(writer.stdin.take().unwrap(), "#!/bin/sh\n{script}\n").unwrap();
+        assert!(writer.wait().unwrap().success());
+    }
+
+    fn settings(&self) -> Settings {
+        let jailer = Jailer { binary: self.path("jailer"), uid: 12345, gid: 12346 };
+        Settings {
+            binary: self.path("firecracker"),
+            kernel: None,
+            cpu_template: None,
+            jailer: self.jailed.then_some(jailer),
+        }
+    }
+
+    async fn open(&self) -> Result<Firecracker, Error> {
+        self.open_with(self.settings()).await
+    }
+
+    async fn open_with(&self, settings: Settings) -> Result<Firecracker, Error> {
+        let spawn: Arc<dyn Spawn> = Arc::new(Threaded::start().unwrap());
+        Firecracker::with_patience(settings, spawn, self.patience).await
+    }
+
+    fn machine(&self) -> Machine {
+        let disk = |name, read_only| Disk { path: self.path(name), read_only };
+        Machine {
+            kernel: self.path("kernel"),
+            initramfs: self.path("initramfs"),
+            command_line: "console=ttyS0 panic=1".into(),
+            memory: MEMORY,
+            cpus: 2,
+            cpu_rate: None,
+            disks: vec![disk("root.img", true), disk("work.img", false)],
+        }
+    }
+
+    /// A new directory for a machine or a snapshot.
+    fn room(&self, name: &str) -> PathBuf {
+        fs::create_dir(self.path(name)).unwrap();
+        self.path(name)
+    }
+
+    async fn boot(&self, room: &str) -> Result<Box<dyn Vm>, Error> {
+        self.open().await.unwrap().boot(&self.id, &self.machine(), &self.room(room)).await
+    }
+
+    async fn resume(&self, saved: &str, room: &str) -> Result<Box<dyn Vm>, Error> {
+        let (saved, machine) = (Saved::within(&self.path(saved)), self.machine());
+        self.open().await.unwrap().resume(&self.id, &machine, &saved, &self.room(room)).await
+    }
+
+    /// What a machine's process was asked, once it is certain that nothing of it was wrong.
+    fn asked(&self, room: &str) -> Vec<(String, String, Value)> {
+        let wrong = fs::read_to_string(self.path(room).join(fake::WRONG)).unwrap_or_default();
+        assert_eq!(wrong, "", "requests that the published API does not have");
+        let asked = fs::read_to_string(self.path(room).join(fake::ASKED)).unwrap_or_default();
+        asked.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn paths(&self, room: &str) -> Vec<String> {
+        self.asked(room).into_iter().map(|(method, path, _)| format!("{method} {path}")).collect()
+    }
+
+    /// The kinds of all snapshots that were asked for.
+    fn kinds(&self, room: &str) -> Vec<String> {
+        let saves = self.asked(room).into_iter().filter(|(_, path, _)| path == "/snapshot/create");
+        saves.map(|(_, _, body)| body["snapshot_type"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The pages of a saved memory that hold anything, with what they hold.
+    fn pages(&self, saved: &str) -> Vec<(u64, u8)> {
+        let memory = fs::File::open(self.path(saved).join("memory")).unwrap();
+        assert_eq!(memory.metadata().unwrap().len(), MEMORY.0);
+        fake::contents(&memory, MEMORY.0).into_iter().collect()
+    }
+}
+
+/// One that nobody else has on this host: machines are found by it.
+fn new_id() -> SandboxId {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("fake{}x{number}", std::process::id()).parse().unwrap()
+}
+
+/// A script that is Firecracker to everybody who does not look inside.
+fn become_fake(version: &str, mode: &str) -> String {
+    let own = std::env::current_exe().unwrap();
+    let test = "microvm::firecracker::tests::fake::becomes_the_fake";
+    format!(
+        "[ \"$1\" = --version ] && {{ echo 'Firecracker v{version}'; exit 0; }}\n\
+         {}='{mode}' {}='{version}' exec '{}' --exact --ignored --nocapture {test} -- \"$@\"",
+        fake::MODE,
+        fake::VERSION,
+        own.display(),
+    )
+}
+
+/// The processes that work in this directory or below.
+fn processes_in(dir: &Path) -> Vec<i32> {
+    let dir = fs::canonicalize(dir).unwrap();
+    let works_there = |pid: &i32| {
+        fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(&dir))
+    };
+    crate::linux::find::pids().filter(works_there).collect()
+}
+
+async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+fn refused<T>(result: Result<T, Error>, code: ErrorCode, parts: &[&str]) -> String {
+    let Err(error) = result else { panic!("it was granted, with {parts:?} expected") };
+    let text = error.to_string();
+    assert_eq!(error.code(), code, "{text}");
+    assert!(error.hint().is_some(), "no remedy: {text}");
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert!(!text.contains('\u{1b}') && text.len() < 4096, "{text}");
+    text
+}
+
+async fn says_hello(vm: &dyn Vm) {
+    let mut stream = vm.connect().await.unwrap();
+    stream.write_all(b"you").await.unwrap();
+    let mut said = [0; 9];
+    stream.read_exact(&mut said).await.unwrap();
+    assert_eq!(&said, b"hello you");
+}
+
+#[tokio::test]
+async fn a_machine_is_configured_as_published_and_started_last() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    says_hello(&*vm).await;
+    let asked = rig.asked("a");
+    let find = |path: &str| &asked.iter().find(|(_, asked, _)| asked == path).unwrap().2;
+    assert_eq!(find("/machine-config")["mem_size_mib"], 4);
+    assert_eq!(find("/machine-config")["vcpu_count"], 2);
+    assert_eq!(find("/boot-source")["boot_args"], "console=ttyS0 panic=1");
+    assert_eq!(find("/drives/disk0")["is_read_only"], true);
+    assert_eq!(find("/drives/disk1")["is_read_only"], false);
+    assert_eq!(rig.paths("a").last().unwrap(), "PUT /actions");
+    // Nothing that a machine remembers may name this host's directories.
+    let all = serde_json::to_string(&asked).unwrap();
+    assert!(!all.contains(rig.dir.path().to_str().unwrap()), "{all}");
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_boundary_is_the_processors() {
+    assert_eq!(Rig::new("").open().await.unwrap().boundary(), Boundary::Hardware);
+}
+
+#[tokio::test]
+async fn the_settings_give_another_kernel_and_a_cpu_template() {
+    let rig = Rig::new("");
+    fs::write(rig.path("other"), "another kernel").unwrap();
+    let text =
+        r#"{"kvm_capabilities": ["!56"], "msr_modifiers": [{"addr": "0x10a", "bitmap": "0b0"}]}"#;
+    fs::write(rig.path("cpu.json"), text).unwrap();
+    let settings = Settings {
+        kernel: Some(rig.path("other")),
+        cpu_template: Some(rig.path("cpu.json")),
+        ..rig.settings()
+    };
+    let driver = rig.open_with(settings).await.unwrap();
+    let vm = driver.boot(&rig.id, &rig.machine(), &rig.room("a")).await.unwrap();
+    assert_eq!(fs::read(rig.path("a/kernel")).unwrap(), b"another kernel");
+    assert!(rig.paths("a").contains(&"PUT /cpu-config".to_owned()));
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cpu_template_that_is_none_is_refused_before_anything_starts() {
+    let rig = Rig::new("");
+    fs::write(rig.path("list"), "[]").unwrap();
+    fs::write(rig.path("long"), vec![b' '; 60_000]).unwrap();
+    for (name, reason) in [("list", "is not an object"), ("long", "has 60000 bytes")] {
+        let settings = Settings { cpu_template: Some(rig.path(name)), ..rig.settings() };
+        refused(rig.open_with(settings).await, ErrorCode::Invalid, &[reason, name]);
+    }
+    let settings = Settings { cpu_template: Some(rig.path("none")), ..rig.settings() };
+    refused(rig.open_with(settings).await, ErrorCode::Unavailable, &["none", "cannot be read"]);
+}
+
+#[test]
+fn settings_with_an_unknown_field_are_refused_by_its_name() {
+    let error = serde_json::from_str::<Settings>(r#"{"binary": "/f", "jailor": {}}"#).unwrap_err();
+    assert!(error.to_string().contains("jailor"), "{error}");
+    let read: Settings = serde_json::from_str(r#"{"binary": "/f"}"#).unwrap();
+    assert_eq!((read.kernel, read.jailer), (None, None));
+}
+
+#[tokio::test]
+async fn an_old_version_is_refused_by_number() {
+    let error = Rig::of("1.9.4", "").open().await;
+    refused(error, ErrorCode::Unavailable, &["1.9.4", "1.10.0", "newer Firecracker"]);
+}
+
+#[tokio::test]
+async fn what_is_not_firecracker_is_refused() {
+    let rig = Rig::new("");
+    rig.program("firecracker", "echo QEMU emulator version 7.2.0");
+    refused(rig.open().await, ErrorCode::Unavailable, &["does not answer as Firecracker does"]);
+    rig.program("firecracker", "echo 'Firecracker v1.16.0'; exit 3");
+    refused(rig.open().await, ErrorCode::Unavailable, &["failed", "3"]);
+    rig.program(
+        "firecracker",
+        "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done",
+    );
+    refused(rig.open().await, ErrorCode::Unavailable, &["--version"]);
+    let settings = Settings { binary: rig.path("missing"), ..rig.settings() };
+    refused(rig.open_with(settings).await, ErrorCode::Unavailable, &["missing", "started"]);
+}
+
+#[tokio::test]
+async fn a_version_that_is_never_said_is_not_waited_for() {
+    let mut rig = Rig::new("");
+    rig.patience.soon = SHORT;
+    rig.program("firecracker", "exec sleep 1000");
+    refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 2s"]);
+}
+
+#[tokio::test]
+async fn too_many_processors_are_refused_before_anything_starts() {
+    let rig = Rig::new("");
+    for cpus in [0, 33] {
+        let machine = Machine { cpus, ..rig.machine() };
+        let booted = rig.open().await.unwrap().boot(&rig.id, &machine, &rig.path("a")).await;
+        refused(booted, ErrorCode::Invalid, &["1 to 32"]);
+    }
+}
+
+#[tokio::test]
+async fn a_pause_is_asked_for_once_and_undone_once() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    let before = rig.paths("a").len();
+    vm.unpause().await.unwrap();
+    vm.pause().await.unwrap();
+    vm.pause().await.unwrap();
+    vm.unpause().await.unwrap();
+    let states: Vec<_> = rig
+        .asked("a")
+        .drain(before..)
+        .map(|(_, path, body)| (path, body["state"].clone()))
+        .collect();
+    assert_eq!(states, [("/vm".into(), "Paused".into()), ("/vm".into(), "Resumed".into())]);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_snapshot_is_whole_though_only_what_changed_is_asked_for() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    vm.save(&rig.room("one")).await.unwrap();
+    assert_eq!(rig.pages("one"), [(0, 1)]);
+    // It goes on, and writes another page.
+    vm.unpause().await.unwrap();
+    vm.save(&rig.room("two")).await.unwrap();
+    assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
+    assert_eq!(rig.kinds("a"), ["Diff", "Diff"]);
+    assert_eq!(rig.pages("one"), [(0, 1)]);
+    vm.end().await.unwrap();
+    // A clone of the second, saved again, though its base has no name any more.
+    let clone = rig.resume("two", "b").await.unwrap();
+    fs::remove_file(rig.path("two/memory")).unwrap();
+    clone.save(&rig.room("three")).await.unwrap();
+    assert_eq!(rig.pages("three"), [(0, 1), (1, 2), (2, 3)]);
+    assert_eq!(rig.kinds("b"), ["Diff"]);
+    clone.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_stands_still_from_its_snapshot_on() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    for saved in ["one", "two"] {
+        vm.save(&rig.room(saved)).await.unwrap();
+        assert_eq!(rig.paths("a").last().unwrap(), "PUT /snapshot/create");
+    }
+    assert_eq!((rig.pages("one"), rig.pages("two")), (vec![(0, 1)], vec![(0, 1)]));
+    vm.unpause().await.unwrap();
+    assert_eq!(rig.paths("a").last().unwrap(), "PATCH /vm");
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn after_a_snapshot_that_failed_the_next_is_a_full_one_and_the_machine_can_go_on() {
+    let rig = Rig::new("refuse-once /snapshot/create");
+    let vm = rig.boot("a").await.unwrap();
+    let one = rig.room("one");
+    let parts = ["snapshot on microvm", "`PUT /snapshot/create`", "answered 400: Invalid"];
+    refused(vm.save(&one).await, ErrorCode::WallMissing, &parts);
+    assert_eq!(fs::read_dir(&one).unwrap().count(), 0);
+    vm.unpause().await.unwrap();
+    vm.save(&rig.room("two")).await.unwrap();
+    assert_eq!(rig.kinds("a"), ["Diff", "Full"]);
+    assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
+    let left = ["saved-state", "saved-memory"].map(|name| rig.path("a").join(name).exists());
+    assert_eq!(left, [false, false]);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_save_that_was_given_up_half_way_spoils_neither_the_machine_nor_the_next() {
+    let rig = Rig::new("silent-once /snapshot/create");
+    let vm = rig.boot("a").await.unwrap();
+    let one = rig.room("one");
+    tokio::select! {
+        _ = vm.save(&one) => panic!("it is silent"),
+        () = wait_until("it is asked", || rig.kinds("a").len() == 1) => {}
+    }
+    vm.unpause().await.unwrap();
+    assert_eq!(rig.paths("a").last().unwrap(), "PATCH /vm");
+    vm.save(&rig.room("two")).await.unwrap();
+    assert_eq!(rig.kinds("a"), ["Diff", "Full"]);
+    assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn after_a_pause_that_was_given_up_half_way_the_machine_can_go_on() {
+    let rig = Rig::new("silent-once /vm");
+    let vm = rig.boot("a").await.unwrap();
+    tokio::select! {
+        _ = vm.pause() => panic!("it is silent"),
+        () = wait_until("it is asked", || rig.paths("a").contains(&"PATCH /vm".into())) => {}
+    }
+    // Nobody knows whether it was stopped: it has to be asked.
+    vm.unpause().await.unwrap();
+    assert_eq!(rig.asked("a").last().unwrap().2["state"], "Resumed");
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn many_clones_of_one_snapshot_live_at_once_each_with_its_own_disk() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    vm.save(&rig.room("saved")).await.unwrap();
+    let driver = rig.open().await.unwrap();
+    let mut clones = Vec::new();
+    for number in 0..3 {
+        let mut machine = rig.machine();
+        machine.disks[1].path = rig.path(&format!("work{number}.img"));
+        fs::write(&machine.disks[1].path, "its own").unwrap();
+        let (saved, dir) = (Saved::within(&rig.path("saved")), rig.room(&format!("c{number}")));
+        clones.push(driver.resume(&rig.id, &machine, &saved, &dir).await.unwrap());
+        assert_eq!(fs::read(dir.join("disk1")).unwrap(), b"its own");
+    }
+    for clone in &clones {
+        says_hello(&**clone).await;
+    }
+    assert_eq!(rig.paths("c0"), ["PUT /snapshot/load"]);
+    for vm in clones.into_iter().chain([vm]) {
+        vm.end().await.unwrap();
+    }
+    assert_eq!(processes_in(rig.dir.path()), [0; 0]);
+}
+
+#[tokio::test]
+async fn older_versions_are_asked_in_their_own_words() {
+    for (version, word) in [("1.10.1", "enable_diff_snapshots"), ("1.17.0", "track_dirty_pages")] {
+        let rig = Rig::of(version, "");
+        let vm = rig.boot("a").await.unwrap();
+        vm.save(&rig.room("saved")).await.unwrap();
+        let clone = rig.resume("saved", "b").await.unwrap();
+        assert_eq!(rig.asked("b")[0].2[word], true, "{version}");
+        clone.end().await.unwrap();
+        vm.end().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_not_there_is_told_by_its_path() {
+    let rig = Rig::new("");
+    rig.room("saved");
+    refused(rig.resume("saved", "b").await, ErrorCode::Unavailable, &["saved/memory"]);
+    assert_eq!(processes_in(rig.dir.path()), [0; 0]);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_cut_is_refused_by_firecracker_and_nothing_stays() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    vm.save(&rig.room("saved")).await.unwrap();
+    vm.end().await.unwrap();
+    let memory = fs::File::options().write(true).open(rig.path("saved/memory")).unwrap();
+    memory.set_len(4096).unwrap();
+    let parts = ["`PUT /snapshot/load`", "400", "another size"];
+    refused(rig.resume("saved", "b").await, ErrorCode::WallMissing, &parts);
+    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn the_guest_is_waited_for_until_it_listens() {
+    let rig = Rig::new("early");
+    let vm = rig.boot("a").await.unwrap();
+    says_hello(&*vm).await;
+    let tried = fs::read_to_string(rig.path("a/connected")).unwrap();
+    assert_eq!(tried.lines().count(), 4, "{tried}");
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restored_guest_that_loses_the_first_connections_is_connected_to_again() {
+    let mut rig = Rig::new("withhold");
+    rig.patience.attempt = Duration::from_millis(300);
+    let vm = rig.boot("a").await.unwrap();
+    says_hello(&*vm).await;
+    vm.save(&rig.room("saved")).await.unwrap();
+    let clone = rig.resume("saved", "b").await.unwrap();
+    says_hello(&*clone).await;
+    let tried = fs::read_to_string(rig.path("b/connected")).unwrap();
+    // The third is answered, if it is waited for long enough.
+    assert!(tried.lines().count() >= 3, "{tried}");
+    clone.end().await.unwrap();
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_guest_that_never_answers_is_given_up_in_time() {
+    let mut rig = Rig::new("mute");
+    rig.patience.connect = SHORT;
+    let vm = rig.boot("a").await.unwrap();
+    let parts = ["`CONNECT 1024`", "no answer within 2s", "virtio-vsock"];
+    refused(vm.connect().await, ErrorCode::TooSlow, &parts);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_to_connect_that_is_none_is_a_broken_protocol() {
+    for mode in ["nonsense", "endless"] {
+        let rig = Rig::new(mode);
+        let vm = rig.boot("a").await.unwrap();
+        refused(vm.connect().await, ErrorCode::Protocol, &["Firecracker answered `"]);
+        vm.end().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_machine_whose_process_died_is_gone_and_not_waited_for() {
+    let rig = Rig::new("mute");
+    let vm = rig.boot("a").await.unwrap();
+    let [pid] = processes_in(rig.dir.path())[..] else { panic!("one process") };
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    refused(vm.connect().await, ErrorCode::Gone, &["Firecracker ended"]);
+    refused(vm.pause().await, ErrorCode::Unavailable, &["`PATCH /vm`", "cannot be reached"]);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_was_asked_what_was_answered_and_what_to_do() {
+    let rig = Rig::new("refuse /boot-source");
+    let parts =
+        ["create on microvm", "asked for `PUT /boot-source`", "answered 400: Invalid [31mthing"];
+    let text = refused(rig.boot("a").await, ErrorCode::WallMissing, &parts);
+    assert!(text.matches('z').count() < 620, "{text}");
+    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_every_rule_is_an_error_and_nothing_worse() {
+    let broken = [
+        ("half", ErrorCode::Unavailable, "broke off"),
+        ("closed", ErrorCode::Unavailable, "broke off"),
+        ("garbage", ErrorCode::Unavailable, "broke off"),
+        ("headed", ErrorCode::Unavailable, "broke off"),
+        ("large", ErrorCode::Protocol, "more than 16384 bytes"),
+    ];
+    for (mode, code, reason) in broken {
+        let rig = Rig::new(&format!("{mode} /vsock"));
+        refused(rig.boot("a").await, code, &["`PUT /vsock`", reason]);
+        wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    }
+}
+
+#[tokio::test]
+async fn silence_is_not_waited_out() {
+    let mut rig = Rig::new("silent /actions");
+    rig.patience.answer = SHORT;
+    let parts = ["`PUT /actions`", "no answer within 2s"];
+    refused(rig.boot("a").await, ErrorCode::TooSlow, &parts);
+    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_process_that_dies_over_a_request_says_why() {
+    let rig = Rig::new("die /actions");
+    let parts = ["`PUT /actions`", "it wrote:", "guest memory is gone"];
+    refused(rig.boot("a").await, ErrorCode::Unavailable, &parts);
+}
+
+#[tokio::test]
+async fn a_process_that_ends_at_once_says_why() {
+    let rig = Rig::new("crash");
+    let parts = ["ended before it listened", "no KVM, no machine"];
+    refused(rig.boot("a").await, ErrorCode::Unavailable, &parts);
+}
+
+#[tokio::test]
+async fn a_process_that_never_listens_is_not_waited_for() {
+    let mut rig = Rig::new("deaf");
+    rig.patience.soon = SHORT;
+    refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 2s"]);
+    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn much_output_neither_stops_the_machine_nor_fills_an_error() {
+    let rig = Rig::new("chatty");
+    let vm = rig.boot("a").await.unwrap();
+    says_hello(&*vm).await;
+    assert!(vm.said().contains("the last words"), "{}", vm.said());
+    vm.end().await.unwrap();
+    let text = refused(vm.connect().await, ErrorCode::Gone, &["the last words"]);
+    assert!(text.len() < 2000, "{}", text.len());
+}
+
+#[tokio::test]
+async fn the_end_is_the_end_and_may_be_asked_for_twice() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    assert_eq!(processes_in(rig.dir.path()).len(), 1);
+    vm.end().await.unwrap();
+    assert_eq!(processes_in(rig.dir.path()), [0; 0]);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_is_dropped_ends() {
+    let rig = Rig::new("");
+    drop(rig.boot("a").await.unwrap());
+    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_start_that_nobody_waits_for_leaves_nothing() {
+    let rig = Rig::new("silent /actions");
+    tokio::select! {
+        _ = rig.boot("a") => panic!("it is silent"),
+        () = wait_until("it is asked", || rig.paths("a").iter().any(|path| path == "PUT /actions")) => {}
+    }
+    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_machine_is_found_and_ended_by_its_sandbox_whoever_started_it() {
+    let rig = Rig::new("");
+    let other = new_id();
+    let driver = rig.open().await.unwrap();
+    let vm = rig.boot("a").await.unwrap();
+    let another = driver.boot(&other, &rig.machine(), &rig.room("b")).await.unwrap();
+    super::clear(&rig.id).await.unwrap();
+    assert_eq!(processes_in(&rig.path("a")), [0; 0]);
+    assert_eq!(processes_in(&rig.path("b")).len(), 1);
+    super::clear(&rig.id).await.unwrap();
+    vm.end().await.unwrap();
+    another.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_share_of_processor_time_that_nothing_enforces_is_refused() {
+    let rig = Rig::new("");
+    let machine = Machine { cpu_rate: Some(Millicores(500)), ..rig.machine() };
+    let booted = rig.open().await.unwrap().boot(&rig.id, &machine, &rig.room("a")).await;
+    refused(booted, ErrorCode::Unavailable, &["cannot be started"]);
+}
+
+const ROOM: &str = "OWNER_ROOM";
+
+#[tokio::test]
+#[ignore = "not a test: the process that another one kills"]
+async fn becomes_an_owner() {
+    let Some(room) = std::env::var_os(ROOM) else { return };
+    let rig = Rig::new("");
+    let dir = PathBuf::from(room);
+    let _vm = rig.open().await.unwrap().boot(&rig.id, &rig.machine(), &dir).await.unwrap();
+    // Whole from the moment it can be seen.
+    fs::write(dir.join("draft"), rig.dir.path().to_str().unwrap()).unwrap();
+    fs::rename(dir.join("draft"), dir.join("ready")).unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn a_machine_dies_with_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "microvm::firecracker::tests::becomes_an_owner"])
+        .env(ROOM, dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("it is ready", || dir.path().join("ready").exists()).await;
+    let rig = fs::read_to_string(dir.path().join("ready")).unwrap();
+    assert_eq!(processes_in(dir.path()).len(), 1);
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    wait_until("its machine is gone", || processes_in(dir.path()).is_empty()).await;
+    fs::remove_dir_all(rig).unwrap();
+}
+
+/// What the real one does, but for the walls: it goes to the root of the jail and starts it there.
+const JAILER: &str = r#"
+[ "$1" = --version ] && { echo "Jailer v1.16.1"; exit 0; }
+[ "$1 $3 $5 $7 $9" = "--exec-file --chroot-base-dir --uid --gid --id" ] || exit 2
+[ "$6 $8" = "12345 12346" ] || exit 3
+shift 9
+[ "$2" = -- ] || exit 4
+id=$1
+shift 2
+exec ../../../../firecracker --id "$id" "$@"
+"#;
+
+#[tokio::test]
+async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
+    use std::os::unix::fs::MetadataExt;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can run Firecracker's jailer");
+        return;
+    }
+    let mut rig = Rig::new("");
+    rig.jailed = true;
+    rig.program("jailer", JAILER);
+    fs::set_permissions(rig.path("initramfs"), fs::Permissions::from_mode(0o600)).unwrap();
+    let vm = rig.boot("a").await.unwrap();
+    says_hello(&*vm).await;
+    let jail = &format!("a/firecracker/{}/root", rig.id);
+    assert_eq!(rig.paths(jail).last().unwrap(), "PUT /actions");
+    let of = |name: &str| fs::metadata(rig.path(name)).unwrap();
+    // The same file, and now its: else what is written would be lost, or could not be.
+    assert_eq!(of("work.img").ino(), of(&format!("{jail}/disk1")).ino());
+    assert_eq!(of("work.img").uid(), 12345);
+    // A copy, for the original is not everybody's to read.
+    assert_ne!(of("initramfs").ino(), of(&format!("{jail}/initramfs")).ino());
+    assert_eq!(of(&format!("{jail}/initramfs")).uid(), 12345);
+    assert_eq!(of("initramfs").uid(), 0);
+    vm.save(&rig.room("saved")).await.unwrap();
+    assert_eq!((of("saved/memory").uid(), of("saved/memory").mode() & 0o777), (0, 0o600));
+    let clone = rig.resume("saved", "b").await.unwrap();
+    clone.save(&rig.room("again")).await.unwrap();
+    assert_eq!(rig.pages("again"), [(0, 1), (1, 2)]);
+    clone.end().await.unwrap();
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_jailer_of_another_release_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can run Firecracker's jailer");
+        return;
+    }
+    let mut rig = Rig::of("1.15.0", "");
+    rig.jailed = true;
+    rig.program("jailer", JAILER);
+    refused(rig.open().await, ErrorCode::Unavailable, &["1.16.1", "1.15.0", "one release"]);
+}

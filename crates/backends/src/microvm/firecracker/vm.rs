@@ -1,0 +1,251 @@
+//! One machine under Firecracker: its stream, its pauses, its snapshots.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::json;
+use stockade_core::{Bytes, Error, ErrorCode, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::{sleep, timeout};
+
+use super::api::Method;
+use super::copy;
+use super::jail::Place;
+use super::process::Process;
+use super::{failed, mebibytes};
+use crate::across::guest::VSOCK_PORT as PORT;
+use crate::microvm::driver::{Saved, Vm};
+
+/// Where Firecracker listens for those who want to talk to the guest.
+pub(super) const SOCKET: &str = "vsock";
+
+/// How long to wait between two attempts: first, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// How long the answer to a greeting can be: `OK`, a number, the end of the line.
+const GREETING: usize = 16;
+/// How much of memory is written in a second, if nothing else is.
+const PACE: u64 = 64 << 20;
+
+/// What a snapshot is written on its way under.
+const DRAFT_STATE: &str = "saved-state";
+const DRAFT_MEMORY: &str = "saved-memory";
+
+/// How much longer a request may take that reads or writes memory.
+pub(super) fn time_for(memory: Bytes) -> Duration {
+    Duration::from_secs(memory.0 / PACE)
+}
+
+/// What the pages that were written since are relative to.
+pub(super) enum Base {
+    /// Empty memory: it was booted, and never saved.
+    Nothing,
+    /// The memory it was continued from, or last saved to.
+    File(File),
+    /// A snapshot failed half-way: nobody knows.
+    Unknown,
+}
+
+/// A machine.
+pub(super) struct Machinery {
+    process: Process,
+    place: Place,
+    memory: Bytes,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Nothing while it is being changed: whoever gave up waiting left that open.
+    paused: Option<bool>,
+    base: Base,
+}
+
+impl Machinery {
+    pub(super) fn new(process: Process, place: Place, memory: Bytes, base: Base) -> Self {
+        Self { process, place, memory, state: Mutex::new(State { paused: Some(false), base }) }
+    }
+
+    async fn set(&self, state: &mut State, paused: bool) -> Result<()> {
+        if state.paused == Some(paused) {
+            return Ok(());
+        }
+        state.paused = None;
+        let (operation, word) = if paused { ("pause", "Paused") } else { ("resume", "Resumed") };
+        let (body, limit) = (json!({ "state": word }), self.process.patience.answer);
+        self.process.ask(operation, Method::PATCH, "/vm", &body, limit).await?;
+        state.paused = Some(paused);
+        Ok(())
+    }
+
+    /// Writes the drafts: of the memory only what changed, wherever it is known what that is.
+    async fn draft(&self, state: &mut State) -> Result<()> {
+        let memory = self.draft_path(DRAFT_MEMORY);
+        let base = std::mem::replace(&mut state.base, Base::Unknown);
+        let kind = match base {
+            Base::Unknown => "Full",
+            Base::Nothing => "Diff",
+            Base::File(base) => {
+                let (place, to) = (self.place.owner(), memory.clone());
+                let copied = move || copy::to_new(&base, &to, place);
+                blocking(copied).await.map_err(|error| unwritable(&memory, error))?;
+                "Diff"
+            }
+        };
+        let body = json!({
+            "snapshot_type": kind,
+            "snapshot_path": DRAFT_STATE,
+            "mem_file_path": DRAFT_MEMORY,
+        });
+        let limit = self.process.patience.answer + time_for(self.memory);
+        self.process.ask("snapshot", Method::PUT, "/snapshot/create", &body, limit).await
+    }
+
+    /// Takes the drafts to where they are wanted; the state last, for it makes the snapshot one.
+    async fn publish(&self, into: &Saved) -> Result<File> {
+        let memory = into.memory.clone();
+        let names = [(DRAFT_MEMORY, memory.clone()), (DRAFT_STATE, into.state.clone())];
+        for (draft, to) in names {
+            let (from, at) = (self.draft_path(draft), to.clone());
+            let moved = move || copy::moved(&from, &at);
+            blocking(moved).await.map_err(|error| unwritable(&to, error))?;
+        }
+        let whole = File::open(&memory).map_err(|error| unwritable(&memory, error))?;
+        let size = whole.metadata().map_err(|error| unwritable(&memory, error))?.len();
+        if size != mebibytes(self.memory) << 20 {
+            let what = format!("Firecracker wrote {size} bytes of {} of memory", self.memory.0);
+            return Err(failed(ErrorCode::Protocol, "snapshot", what)
+                .remedy("see that the binary is Firecracker, unchanged"));
+        }
+        Ok(whole)
+    }
+
+    async fn save_paused(&self, state: &mut State, into: &Saved) -> Result<()> {
+        self.draft(state).await?;
+        state.base = Base::File(self.publish(into).await?);
+        Ok(())
+    }
+
+    fn discard_drafts(&self) {
+        for draft in [DRAFT_STATE, DRAFT_MEMORY] {
+            // It may not be there.
+            let _ = fs::remove_file(self.draft_path(draft));
+        }
+    }
+
+    fn draft_path(&self, name: &str) -> PathBuf {
+        self.place.root().join(name)
+    }
+
+    /// Tries until somebody inside answers.
+    async fn greeted(&self) -> Result<UnixStream, Refusal> {
+        let (mut pause, most) = PAUSES;
+        loop {
+            match timeout(self.process.patience.attempt, self.greet()).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(Attempt::Refused(refusal))) => return Err(refusal),
+                // Whoever listens is not there yet, or still busy with having been restored.
+                Ok(Err(Attempt::NotYet)) => sleep(pause).await,
+                // A request that meets a connection from before a snapshot is never answered; the
+                // next one is, for it comes from another port.
+                Err(_) => {}
+            }
+            pause = (pause * 2).min(most);
+        }
+    }
+
+    async fn greet(&self) -> Result<UnixStream, Attempt> {
+        let connected = self.process.sockets.connect(SOCKET).await;
+        let mut stream = connected.map_err(|_| Attempt::NotYet)?;
+        let asked = format!("CONNECT {PORT}\n");
+        stream.write_all(asked.as_bytes()).await.map_err(|_| Attempt::NotYet)?;
+        let mut line = Vec::new();
+        // One by one: what follows the line is the guest's, and for somebody else.
+        while line.last() != Some(&b'\n') {
+            let byte = stream.read_u8().await.map_err(|_| Attempt::NotYet)?;
+            line.push(byte);
+            if line.len() > GREETING {
+                break;
+            }
+        }
+        let said = String::from_utf8_lossy(&line);
+        match said.strip_prefix("OK ").and_then(|port| port.strip_suffix('\n')) {
+            Some(port) if port.parse::<u32>().is_ok() => Ok(stream),
+            _ => Err(Attempt::Refused(Refusal(said.escape_debug().to_string()))),
+        }
+    }
+}
+
+/// Why one attempt came to nothing.
+enum Attempt {
+    NotYet,
+    Refused(Refusal),
+}
+
+/// An answer that is none.
+struct Refusal(String);
+
+#[async_trait]
+impl Vm for Machinery {
+    async fn connect(&self) -> Result<UnixStream> {
+        let asked = format!("asked for `CONNECT {PORT}`, ");
+        let deadline = self.process.patience.connect;
+        let (code, what) = tokio::select! {
+            greeted = self.greeted() => match greeted {
+                Ok(stream) => return Ok(stream),
+                Err(Refusal(said)) => (ErrorCode::Protocol, format!("Firecracker answered `{said}`")),
+            },
+            () = self.process.ended() => (ErrorCode::Gone, "Firecracker ended".to_owned()),
+            () = sleep(deadline) => {
+                let what = format!("the guest gave no answer within {deadline:?}");
+                (ErrorCode::TooSlow, what)
+            }
+        };
+        let what = self.process.with_words(asked + &what).await;
+        Err(failed(code, "create", what).remedy(
+            "see that the kernel has virtio-vsock; Firecracker 1.16.0 may lose it with a restore, \
+             1.16.1 does not",
+        ))
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.set(&mut *self.state.lock().await, true).await
+    }
+
+    async fn unpause(&self) -> Result<()> {
+        self.set(&mut *self.state.lock().await, false).await
+    }
+
+    async fn save(&self, into: &Path) -> Result<()> {
+        let mut state = self.state.lock().await;
+        // Somebody may have given up on another one.
+        self.discard_drafts();
+        self.set(&mut state, true).await?;
+        let saved = self.save_paused(&mut state, &Saved::within(into)).await;
+        self.discard_drafts();
+        saved
+    }
+
+    fn said(&self) -> String {
+        self.process.said()
+    }
+
+    async fn end(&self) -> Result<()> {
+        self.process.end().await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+fn unwritable(path: &Path, error: io::Error) -> Error {
+    failed(ErrorCode::System, "snapshot", format!("`{}` cannot be written", path.display()))
+        .remedy("see that the disk has room")
+        .source(error)
+}
