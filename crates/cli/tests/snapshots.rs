@@ -126,3 +126,47 @@ fn a_paused_sandbox_whose_supervisor_is_killed_leaves_nothing() {
     eventually("the sandbox is cleared away", || place.stockade(&["ps", "-q"]).stdout.is_empty());
     place.assert_all_is_gone();
 }
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_failure() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "head -c 1000000 /dev/urandom > noise").is(0, "", "");
+    let snapshot = take(&place, &id);
+    let mut export = place.command(&["snapshot", "export", &snapshot, "-o", "-"]);
+    let mut export = export
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(export.stdout.take());
+    common::wait(export).is(0, "", "");
+    place.stockade(&["kill", &id]).code_is(0);
+}
+
+#[test]
+fn twenty_copies_are_twenty_different_machines() {
+    const IDENTITY: &str = "uname -n; cat /proc/sys/kernel/random/uuid; \
+                            head -c 16 /dev/urandom | od -An -tx1; cat /etc/machine-id 2>/dev/null";
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let forked = place.stockade(&["fork", &id, "-n", "20"]);
+    forked.code_is(0);
+    let all: Vec<&str> = forked.stdout.lines().chain([id.as_str()]).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    for one in &all {
+        let told = place.shell(one, IDENTITY).stdout;
+        assert!(told.lines().count() >= 3, "{told}");
+        for line in told.lines() {
+            assert!(seen.insert(line.to_owned()), "{line} is there twice: {told}");
+        }
+        let own = format!("echo {one} > file; cat file");
+        place.shell(one, &own).is(0, &format!("{one}\n"), "");
+    }
+    for one in &all {
+        place.shell(one, "cat file").is(0, &format!("{one}\n"), "");
+    }
+    place.stockade(&[&["kill"][..], &all].concat()).code_is(0);
+    place.assert_all_is_gone();
+}

@@ -20,7 +20,7 @@ const MOST_CLONES: usize = 1000;
 
 impl Engine {
     /// The stored snapshots of every engine that shares this state directory.
-    pub fn snapshots(&self) -> &Snapshots {
+    pub fn snapshots(&self) -> &Arc<Snapshots> {
         &self.inner.snapshots
     }
 
@@ -80,10 +80,9 @@ impl Engine {
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
             let snapshot = engine.inner.capture(&live, engine.inner.fullest(&of).await).await?;
-            let copies = engine.copies(&snapshot.id, &spec, count).await;
-            let removed = engine.inner.snapshots.remove(&snapshot.id);
-            let copies = copies?;
-            removed.map(|()| copies)
+            let passing = engine.inner.snapshots.passing(snapshot)?;
+            let copies = engine.copies(&passing.snapshot().id, &spec, count).await?;
+            passing.end().map(|()| copies)
         })
         .await
     }
@@ -180,8 +179,8 @@ fn same_backend(snapshot: &Snapshot, backend: &str) -> Result<()> {
         .remedy(format!("use backend `{}`", snapshot.backend)))
 }
 
-/// What can be written to is not shared with the one that is copied.
-fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
+/// What a copy of a sandbox is asked to be: what can be written to is not shared.
+pub fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
     let mut copy = spec.clone();
     if !spec.read_only {
         copy.workspace = Workspace::Ephemeral;

@@ -29,7 +29,7 @@ impl Bench {
         Self { state, engine }
     }
 
-    fn store(&self) -> &Snapshots {
+    fn store(&self) -> &Arc<Snapshots> {
         self.engine.snapshots()
     }
 
