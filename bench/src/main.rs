@@ -11,6 +11,7 @@ mod peers;
 mod pool;
 mod pump;
 mod search;
+mod snapshots;
 mod ssh;
 #[path = "../../crates/tck/tests/sshd/mod.rs"]
 #[allow(clippy::unwrap_used, reason = "without a server of its own there is nothing to measure")]
@@ -24,13 +25,14 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 9] = [
+const ALL: [Measurement; 10] = [
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
     ("native", native::measure),
     ("pool", pool::measure),
     ("pump", pump::measure),
     ("search", search::measure),
+    ("snapshots", snapshots::measure),
     ("ssh", ssh::measure),
     ("views", views::measure),
     ("wasm", wasm::measure),
