@@ -84,6 +84,28 @@ fn a_state_travels_to_another_state_directory() {
 }
 
 #[test]
+fn a_command_runs_in_a_captured_state_and_leaves_it_as_it_was() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let snapshot = take(&place, &id);
+    place.stockade(&["kill", &id]).code_is(0);
+    let line = "cat file; echo changed > file; echo $TOLD";
+    for _ in 0..2 {
+        let ran =
+            place.stockade(&["run", "--from", &snapshot, "--env", "TOLD=yes", "--shell", line]);
+        ran.is(0, "kept\nyes\n", "");
+    }
+    let slow = ["run", "--from", &snapshot, "--timeout", "1s", "--", "sleep", "60"];
+    place.stockade(&slow).code_is(124);
+    place.stockade(&["run", "--from", "whatever", "--", "true"]).is_refused(&["no snapshot"]);
+    let both = place.stockade(&["run", "--from", &snapshot, "--overlay", "--", "true"]);
+    both.is_refused(&["cannot be used with"]);
+    place.stockade(&["snapshot", "rm", &snapshot]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
 fn what_a_captured_state_answers_cannot_be_asked_for_again() {
     let place = Lasting::new();
     for flag in ["--overlay", "--read-only", "--mem=1g", "--workspace=."] {

@@ -61,11 +61,15 @@ enum Began {
 impl Errand {
     /// Connects, carrying this executable there first if it has to be.
     pub async fn begin(host: &Host, party: Party<'_>) -> Result<Self> {
+        if let Began::Errand(errand) = attempt(host, &installed(party)?, party.hello).await? {
+            return Ok(*errand);
+        }
+        // Read only now: it is large.
         let (program, sum) = this_program()
             .await
             .map_err(|error| host.failed("connect", "this program cannot be read").source(error))?;
         let cargo = Cargo { place: "own", name: "stockade", sum: &sum };
-        let script = script(&cargo, party)?;
+        let script = carried(&cargo, party);
         if let Began::Errand(errand) = attempt(host, &script, party.hello).await? {
             return Ok(*errand);
         }
@@ -113,20 +117,27 @@ async fn this_program() -> std::io::Result<(Vec<u8>, String)> {
     tokio::task::spawn_blocking(read).await.unwrap_or_else(|join| Err(std::io::Error::other(join)))
 }
 
-/// Runs the first that speaks the same. One that was carried is kept while it is used: what has not been
-/// for days goes.
-fn script(cargo: &Cargo<'_>, party: Party<'_>) -> Result<String> {
+/// Runs the one that is installed there, if it speaks the same.
+fn installed(party: Party<'_>) -> Result<String> {
     let Party { program, verb, version, .. } = party;
-    let first = match program {
+    let found = match program {
         None => "p=$(command -v stockade)".to_owned(),
         Some(path) => format!("p=\"{}\"", plain(path)?),
     };
     Ok(format!(
-        "if {first} && \"$p\" {verb} --speaks {version} </dev/null >/dev/null 2>&1; then exec \"$p\" {verb}; fi; \
-         {}; touch -c \"${{p%/*}}\"; find \"${{p%/*/*}}\" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {{}} +; \
-         exec \"$p\" {verb}",
-        cargo.found()
+        "{found} && \"$p\" {verb} --speaks {version} </dev/null >/dev/null 2>&1 || exit {MISSING}; \
+         exec \"$p\" {verb}"
     ))
+}
+
+/// Runs the one that was carried there. What has not been used for days goes.
+fn carried(cargo: &Cargo<'_>, party: Party<'_>) -> String {
+    format!(
+        "{}; touch -c \"${{p%/*}}\"; \
+         find \"${{p%/*/*}}\" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {{}} +; exec \"$p\" {}",
+        cargo.found(),
+        party.verb
+    )
 }
 
 /// A path that means the same to every shell.
@@ -197,10 +208,13 @@ mod tests {
         Party { program: None, verb: "arrive", version: "1", hello: b"hello\n" };
 
     #[test]
-    fn the_script_survives_any_login_shell() {
+    fn the_scripts_survive_any_login_shell() {
         let cargo = Cargo { place: "own", name: "stockade", sum: "0" };
-        for program in [None, Some(Path::new("/opt/stockade-1.2/bin/stockade"))] {
-            let script = script(&cargo, Party { program, ..PARTY }).unwrap();
+        let program = Some(Path::new("/opt/stockade-1.2/bin/stockade"));
+        let [found, named] = [None, program].map(|program| Party { program, ..PARTY });
+        let scripts =
+            [installed(found).unwrap(), installed(named).unwrap(), carried(&cargo, found)];
+        for script in scripts {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
             assert!(parsed.unwrap().success(), "{script}");
