@@ -192,3 +192,15 @@ fn twenty_copies_are_twenty_different_machines() {
     place.stockade(&[&["kill"][..], &all].concat()).code_is(0);
     place.assert_all_is_gone();
 }
+
+#[test]
+fn a_copy_of_one_that_ends_with_its_program_does_not_live_for_ever() {
+    let place = Lasting::new();
+    let run = ["run", "--detach", "--no-workspace", "--", "sleep", "50"];
+    let id = place.json(&run)["sandbox"].as_str().unwrap().to_owned();
+    let copy = place.stockade(&["fork", &id]).stdout.trim().to_owned();
+    assert!(place.listed(&id).unwrap()["idle"].is_null());
+    assert!(!place.listed(&copy).unwrap()["idle"].is_null());
+    place.stockade(&["kill", &id, &copy]).code_is(0);
+    place.assert_all_is_gone();
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::json;
-use stockade_core::{Result, SandboxId, SnapshotId, SnapshotKind, Workspace};
+use stockade_core::{Result, SandboxId, SnapshotId, SnapshotKind, Span, Workspace};
 use stockade_engine::spec_of_a_copy;
 
 use super::client::Connection;
@@ -20,6 +20,9 @@ use crate::printer::Printer;
 const FORK: &str = "fork";
 /// More than anybody forks by intention.
 const MOST: u16 = 1000;
+/// How long a copy lives unused where the first one ends with the program that it was made for: a copy
+/// has none.
+const IDLE: Span = Span::secs(600);
 
 /// What to copy.
 #[derive(Debug, Args)]
@@ -59,7 +62,10 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
 /// What copies of a sandbox are made of.
 pub async fn describe(connection: &mut Connection) -> Result<Described> {
     match connection.ask(&Request::Describe).await? {
-        (Reply::Described(described), _) => Ok(*described),
+        (Reply::Described(mut described), _) => {
+            described.idle = described.idle.or(Some(IDLE));
+            Ok(*described)
+        }
         _ => Err(out_of_turn(connection.operation)),
     }
 }
