@@ -12,6 +12,7 @@ mod peers;
 mod pool;
 mod pump;
 mod search;
+mod snapshots;
 mod ssh;
 #[path = "../../crates/tck/tests/sshd/mod.rs"]
 #[allow(clippy::unwrap_used, reason = "without a server of its own there is nothing to measure")]
@@ -33,6 +34,7 @@ const ALL: [Measurement; 10] = [
     ("pool", pool::measure),
     ("pump", pump::measure),
     ("search", search::measure),
+    ("snapshots", snapshots::measure),
     ("ssh", ssh::measure),
     ("views", views::measure),
     ("wasm", wasm::measure),

@@ -18,6 +18,7 @@ use crate::lasting::ps::PsArgs;
 use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
 use crate::lasting::snapshot::SnapshotArgs;
+use crate::lasting::teleport::{ARRIVE, ArriveArgs, TeleportArgs};
 use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
@@ -66,6 +67,13 @@ pub enum Verb {
     Snapshot(SnapshotArgs),
     /// Make copies of a sandbox that lives on, and print their ids.
     Fork(ForkArgs),
+    /// Move a sandbox that lives on to another host, and print its new id.
+    ///
+    /// Its files go there over ssh, and its memory where its backend can. The one here ends when the
+    /// other host has said that its copy stays, and not before.
+    Teleport(TeleportArgs),
+    #[command(name = ARRIVE, hide = true)]
+    Arrive(ArriveArgs),
     /// Stop everything in a sandbox where it is.
     Pause(PauseArgs),
     /// Let a paused sandbox go on.

@@ -81,6 +81,8 @@ struct MicrovmSetting {
 struct SshSettings {
     /// Those that sandboxes may be built on. A later file's take the place of an earlier one's.
     hosts: Option<Vec<Host>>,
+    /// The `stockade` that a teleport uses there; absent: the one in PATH.
+    program: Option<PathBuf>,
 }
 
 /// What a tenant may use at once.
@@ -110,6 +112,11 @@ impl Settings {
     /// The hosts that sandboxes may be built on.
     pub fn hosts(&self) -> Vec<Host> {
         self.ssh.hosts.clone().unwrap_or_default()
+    }
+
+    /// The `stockade` to use on other hosts.
+    pub fn program_elsewhere(&self) -> Option<&Path> {
+        self.ssh.program.as_deref()
     }
 
     /// Sandboxes that a server keeps ready.
@@ -176,7 +183,10 @@ impl Settings {
                 cache: self.microvm.cache.or(earlier.microvm.cache),
                 firecracker: self.microvm.firecracker.or(earlier.microvm.firecracker),
             },
-            ssh: SshSettings { hosts: self.ssh.hosts.or(earlier.ssh.hosts) },
+            ssh: SshSettings {
+                hosts: self.ssh.hosts.or(earlier.ssh.hosts),
+                program: self.ssh.program.or(earlier.ssh.program),
+            },
             pool: self.pool.or(earlier.pool),
         }
     }

@@ -78,6 +78,8 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Rm(args) => lasting::rm::rm(&args, printer).await,
         Verb::Snapshot(args) => lasting::snapshot::snapshot(args, printer).await,
         Verb::Fork(args) => lasting::fork::fork(&args, printer).await,
+        Verb::Teleport(args) => lasting::teleport::teleport(&args, printer).await,
+        Verb::Arrive(args) => lasting::teleport::arrive(&args, printer).await,
         Verb::Pause(args) => lasting::pause::pause(&args, printer).await,
         Verb::Resume(args) => lasting::pause::resume(&args, printer).await,
         Verb::Supervise => lasting::supervisor::supervise(printer).await,

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use stockade_backends::native::Native;
-use stockade_core::{Command, Result, SandboxSpec, Signal};
+use stockade_core::{Command, Result, SandboxSpec, Signal, SnapshotId};
 use stockade_engine::{Engine, Execution, Subscription};
 
 use crate::args::SpecArgs;
@@ -10,7 +10,7 @@ use crate::attend::{End, attend, collect, conclude, relay};
 use crate::capture::{self, Captured};
 use crate::command::CommandArgs;
 use crate::interrupts::{self, Interrupts};
-use crate::lasting;
+use crate::lasting::create::{MADE_OF, as_captured, detached};
 use crate::output::Output;
 use crate::printer::Printer;
 use crate::registry::{self, Isolation};
@@ -25,6 +25,9 @@ use crate::wasm;
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
+    /// Start with a captured state; what the sandbox is made of comes from there too.
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "review", conflicts_with_all = MADE_OF)]
+    from: Option<SnapshotId>,
     /// Keep what is changed apart, show it at the end, and ask whether to apply it.
     #[arg(
         long,
@@ -63,17 +66,22 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         review::require(printer)?;
         args.spec.place.overlay |= args.spec.place.resume.is_none();
     }
+    // Nobody's directory is filled with what was captured.
+    args.spec.place.no_workspace |= args.from.is_some();
     let wanted = args.spec.wanted()?;
     let configured = wanted.settings(printer)?;
     let settings = &configured.settings;
     let mut spec = args.spec.spec(&wanted, settings)?;
+    if let Some(snapshot) = &args.from {
+        spec = as_captured(snapshot, spec, args.spec.backend.is_some(), settings)?;
+    }
     args.command.adjust(&mut spec);
     wasm::recognise(&mut spec, &mut command)?;
     if printer.is_json() {
         capture::check(&spec, &command)?;
     }
     if args.detach {
-        return lasting::create::detached(spec, command, &wanted, &configured, printer).await;
+        return detached(spec, command, args.from, &wanted, &configured, printer).await;
     }
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
@@ -90,7 +98,8 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         Ok(taken) => taken?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let started = start(&engine, spec, &command, &mut interrupts, printer).await;
+    let from = args.from.as_ref();
+    let started = start(&engine, spec, &command, from, &mut interrupts, printer).await;
     let Ok(Started::Runs { execution, follower, raw }) = started else {
         if let Some(view) = view {
             view.give_back().await?;
@@ -128,12 +137,17 @@ async fn start(
     engine: &Engine,
     spec: SandboxSpec,
     command: &Command,
+    from: Option<&SnapshotId>,
     interrupts: &mut Interrupts,
     printer: &Printer,
 ) -> Result<Started> {
     let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
-    let starting =
-        printer.patiently("building the sandbox", engine.run_followed(spec, command.clone()));
+    let starting = printer.patiently("building the sandbox", async {
+        match from {
+            None => engine.run_followed(spec, command.clone()).await,
+            Some(snapshot) => engine.run_from_followed(snapshot, spec, command.clone()).await,
+        }
+    });
     match interrupts.unless(starting).await {
         Ok(started) => {
             let (execution, follower) = started?;
@@ -150,7 +164,8 @@ async fn start(
 pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
     let (isolate, no_isolate) = (false, false);
-    let args = RunArgs { spec, review: false, detach: false, isolate, no_isolate, command };
+    let (review, detach, from) = (false, false, None);
+    let args = RunArgs { spec, from, review, detach, isolate, no_isolate, command };
     run(args, Native::new(), printer).await
 }
 

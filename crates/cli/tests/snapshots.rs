@@ -84,6 +84,28 @@ fn a_state_travels_to_another_state_directory() {
 }
 
 #[test]
+fn a_command_runs_in_a_captured_state_and_leaves_it_as_it_was() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let snapshot = take(&place, &id);
+    place.stockade(&["kill", &id]).code_is(0);
+    let line = "cat file; echo changed > file; echo $TOLD";
+    for _ in 0..2 {
+        let ran =
+            place.stockade(&["run", "--from", &snapshot, "--env", "TOLD=yes", "--shell", line]);
+        ran.is(0, "kept\nyes\n", "");
+    }
+    let slow = ["run", "--from", &snapshot, "--timeout", "1s", "--", "sleep", "60"];
+    place.stockade(&slow).code_is(124);
+    place.stockade(&["run", "--from", "whatever", "--", "true"]).is_refused(&["no snapshot"]);
+    let both = place.stockade(&["run", "--from", &snapshot, "--overlay", "--", "true"]);
+    both.is_refused(&["cannot be used with"]);
+    place.stockade(&["snapshot", "rm", &snapshot]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
 fn what_a_captured_state_answers_cannot_be_asked_for_again() {
     let place = Lasting::new();
     for flag in ["--overlay", "--read-only", "--mem=1g", "--workspace=."] {
@@ -124,5 +146,61 @@ fn a_paused_sandbox_whose_supervisor_is_killed_leaves_nothing() {
     place.stockade(&["pause", &id]);
     place.slay_owner(&id);
     eventually("the sandbox is cleared away", || place.stockade(&["ps", "-q"]).stdout.is_empty());
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_failure() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "head -c 1000000 /dev/urandom > noise").is(0, "", "");
+    let snapshot = take(&place, &id);
+    let mut export = place.command(&["snapshot", "export", &snapshot, "-o", "-"]);
+    let mut export = export
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(export.stdout.take());
+    common::wait(export).is(0, "", "");
+    place.stockade(&["kill", &id]).code_is(0);
+}
+
+#[test]
+fn twenty_copies_are_twenty_different_machines() {
+    const IDENTITY: &str = "uname -n; cat /proc/sys/kernel/random/uuid; \
+                            head -c 16 /dev/urandom | od -An -tx1; cat /etc/machine-id 2>/dev/null";
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let forked = place.stockade(&["fork", &id, "-n", "20"]);
+    forked.code_is(0);
+    let all: Vec<&str> = forked.stdout.lines().chain([id.as_str()]).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    for one in &all {
+        let told = place.shell(one, IDENTITY).stdout;
+        assert!(told.lines().count() >= 3, "{told}");
+        for line in told.lines() {
+            assert!(seen.insert(line.to_owned()), "{line} is there twice: {told}");
+        }
+        let own = format!("echo {one} > file; cat file");
+        place.shell(one, &own).is(0, &format!("{one}\n"), "");
+    }
+    for one in &all {
+        place.shell(one, "cat file").is(0, &format!("{one}\n"), "");
+    }
+    place.stockade(&[&["kill"][..], &all].concat()).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_copy_of_one_that_ends_with_its_program_does_not_live_for_ever() {
+    let place = Lasting::new();
+    let run = ["run", "--detach", "--no-workspace", "--", "sleep", "50"];
+    let id = place.json(&run)["sandbox"].as_str().unwrap().to_owned();
+    let copy = place.stockade(&["fork", &id]).stdout.trim().to_owned();
+    assert!(place.listed(&id).unwrap()["idle"].is_null());
+    assert!(!place.listed(&copy).unwrap()["idle"].is_null());
+    place.stockade(&["kill", &id, &copy]).code_is(0);
     place.assert_all_is_gone();
 }

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 
 use stockade_core::{
-    BackendChoice, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxSpec, SnapshotId,
-    SnapshotKind, Workspace,
+    BackendChoice, Command, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxSpec,
+    SnapshotId, SnapshotKind, Workspace,
 };
 
 use crate::engine::{Engine, Inner};
+use crate::execution::Execution;
+use crate::history::Subscription;
 use crate::journal::Event;
 use crate::sandboxes::{CAPTURE, Live, Order, Origin, in_a_task, too_slow};
 use crate::snapshots::{Snapshot, Snapshots};
@@ -20,7 +22,7 @@ const MOST_CLONES: usize = 1000;
 
 impl Engine {
     /// The stored snapshots of every engine that shares this state directory.
-    pub fn snapshots(&self) -> &Snapshots {
+    pub fn snapshots(&self) -> &Arc<Snapshots> {
         &self.inner.snapshots
     }
 
@@ -49,11 +51,29 @@ impl Engine {
 
     /// Builds a sandbox that starts with a captured state. What the spec leaves to automatic choice is
     /// taken from where the state was captured.
-    pub async fn create_from(
+    pub async fn create_from(&self, snapshot: &SnapshotId, spec: SandboxSpec) -> Result<SandboxId> {
+        let order = self.order_from(snapshot, spec, None).await?;
+        self.inner.clone().create_live(order).await
+    }
+
+    /// Runs a command in a sandbox of its own that starts with a captured state, with a follower who is
+    /// there from the first byte on.
+    pub async fn run_from_followed(
+        &self,
+        snapshot: &SnapshotId,
+        spec: SandboxSpec,
+        command: Command,
+    ) -> Result<(Execution, Subscription)> {
+        let order = self.order_from(snapshot, spec, Some(&command)).await?;
+        self.run_order(order, command).await
+    }
+
+    async fn order_from(
         &self,
         snapshot: &SnapshotId,
         mut spec: SandboxSpec,
-    ) -> Result<SandboxId> {
+        command: Option<&Command>,
+    ) -> Result<Order> {
         let stored = self.inner.snapshots.get(snapshot)?;
         if spec.backend == BackendChoice::Auto {
             spec.backend = BackendChoice::Named(stored.backend.clone());
@@ -62,10 +82,10 @@ impl Engine {
             same_backend(&stored, name.as_str())?;
         }
         stored.fits_this_host()?;
-        let order = self.inner.admit(&spec, None).await?;
+        let order = self.inner.admit(&spec, command).await?;
         let parts = self.inner.checked(&stored).await?;
         let from = Some(Origin { snapshot: stored.id, parts: Arc::new(parts) });
-        self.inner.clone().create_live(Order { from, ..order }).await
+        Ok(Order { from, ..order })
     }
 
     /// Makes this many copies of a live sandbox, memory and all where its backend can. Each has a
@@ -80,10 +100,9 @@ impl Engine {
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
             let snapshot = engine.inner.capture(&live, engine.inner.fullest(&of).await).await?;
-            let copies = engine.copies(&snapshot.id, &spec, count).await;
-            let removed = engine.inner.snapshots.remove(&snapshot.id);
-            let copies = copies?;
-            removed.map(|()| copies)
+            let passing = engine.inner.snapshots.passing(snapshot)?;
+            let copies = engine.copies(&passing.snapshot().id, &spec, count).await?;
+            passing.end().map(|()| copies)
         })
         .await
     }
@@ -180,8 +199,8 @@ fn same_backend(snapshot: &Snapshot, backend: &str) -> Result<()> {
         .remedy(format!("use backend `{}`", snapshot.backend)))
 }
 
-/// What can be written to is not shared with the one that is copied.
-fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
+/// What a copy of a sandbox is asked to be: what can be written to is not shared.
+pub fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
     let mut copy = spec.clone();
     if !spec.read_only {
         copy.workspace = Workspace::Ephemeral;

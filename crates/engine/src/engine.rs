@@ -106,6 +106,14 @@ impl Engine {
         command: Command,
     ) -> Result<(Execution, Subscription)> {
         let order = self.inner.admit(&spec, Some(&command)).await?;
+        self.run_order(order, command).await
+    }
+
+    pub(crate) async fn run_order(
+        &self,
+        order: Order,
+        command: Command,
+    ) -> Result<(Execution, Subscription)> {
         let (claim, sandbox) = self.inner.place(&order).await?;
         let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
         let follower = shared.history.follow();
@@ -347,7 +355,8 @@ impl Inner {
 
     /// Where a command of its own will run: in a prepared sandbox, or in one yet to be made.
     async fn place(&self, order: &Order) -> Result<(Option<Claim>, SandboxId)> {
-        let claim = self.claim(order).await?;
+        // What was prepared knows nothing of a captured state.
+        let claim = if order.from.is_some() { None } else { self.claim(order).await? };
         let sandbox = claim.as_ref().map_or_else(id::fresh, |claim| Ok(claim.id().clone()))?;
         Ok((claim, sandbox))
     }

@@ -20,6 +20,7 @@ mod snapshots;
 mod state;
 mod supervise;
 
+pub use capture::spec_of_a_copy;
 pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};
@@ -32,5 +33,5 @@ pub use journal::{
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
-pub use snapshots::{Part, Snapshot, SnapshotListing, Snapshots};
+pub use snapshots::{Part, Passing, Snapshot, SnapshotListing, Snapshots};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

@@ -29,7 +29,7 @@ impl Bench {
         Self { state, engine }
     }
 
-    fn store(&self) -> &Snapshots {
+    fn store(&self) -> &Arc<Snapshots> {
         self.engine.snapshots()
     }
 
@@ -268,6 +268,42 @@ async fn nothing_is_collected_while_nobody_knows_what_is_needed() {
     bench.store().remove(&one.id).unwrap();
     assert_eq!(names(&bench.below("objects")).len(), 1);
     bench.store().parts(&two).unwrap();
+}
+
+#[tokio::test]
+async fn one_that_is_passing_goes_with_its_holder() {
+    let (here, there) = (Bench::new().await, Bench::new().await);
+    let snapshot = here.taken("passing").await;
+    let bytes = here.exported(&snapshot);
+    let held = here.store().passing(snapshot.clone()).unwrap();
+    here.store().collect().unwrap();
+    assert_eq!(here.store().get(&snapshot.id).unwrap(), snapshot);
+    drop(held);
+    here.nothing_stored();
+    let held = there.store().import_passing(&mut Cursor::new(&bytes), MUCH).unwrap();
+    there.store().collect().unwrap();
+    assert_eq!(there.store().get(&held.snapshot().id).unwrap(), snapshot);
+    held.end().unwrap();
+    there.nothing_stored();
+    // One that was there before is not the holder's to remove.
+    there.import(&bytes).unwrap();
+    drop(there.store().import_passing(&mut Cursor::new(&bytes), MUCH).unwrap());
+    assert_eq!(there.store().list().unwrap().snapshots, [snapshot]);
+}
+
+#[tokio::test]
+async fn one_whose_holder_was_killed_goes_with_the_next_collection() {
+    let bench = Bench::new().await;
+    let (passing, kept) = (bench.taken("passing").await, bench.taken("kept").await);
+    for (draft, id) in [("one", passing.id.as_str()), ("two", ""), ("three", "../../named/x")] {
+        let left = bench.below("drafts").join(draft);
+        fs::create_dir_all(left.join("parts")).unwrap();
+        fs::write(left.join("held"), "").unwrap();
+        fs::write(left.join("passing"), id).unwrap();
+    }
+    bench.store().collect().unwrap();
+    assert_eq!(bench.store().list().unwrap().snapshots, [kept]);
+    assert_eq!(names(&bench.below("drafts")), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -58,7 +58,7 @@ pub(super) fn body(
     let apart = engine.runtime.is_some().then_some("--apart");
     let agent = apart.into_iter().chain(["0,1", WORKSPACE_ROOT, id.as_str()]).map(str::to_owned);
     Ok(ContainerCreateBody {
-        hostname: Some("sandbox".into()),
+        hostname: Some(id.to_string()),
         user: Some(user.to_string()),
         attach_stdin: Some(true),
         attach_stdout: Some(true),

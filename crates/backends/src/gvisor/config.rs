@@ -27,7 +27,7 @@ fn spec(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Spec> {
     SpecBuilder::default()
         .version("1.0.2")
         .root(RootBuilder::default().path("rootfs").readonly(true).build()?)
-        .hostname("sandbox")
+        .hostname(id.as_str())
         .process(process(id, plan.user, rlimits)?)
         .mounts(mounts(plan)?)
         .linux(linux(plan)?)

@@ -39,7 +39,7 @@ pub(super) fn plan(
     let owner = owner(&workspace);
     Ok(launcher::LaunchPlan {
         id: id.to_string(),
-        hostname: "sandbox".into(),
+        hostname: id.to_string(),
         root: root(&spec.image)?,
         copy_on_write: (spec.root == RootMode::CopyOnWrite).then_some(scratch),
         workspace,

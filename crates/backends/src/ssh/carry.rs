@@ -25,26 +25,46 @@ const SAID: u64 = 16 * 1024;
 /// How a shell says that there is no such program, or that it cannot be executed.
 const MISSING: [i32; 2] = [127, 126];
 
-/// Has the program do one thing there. It must belong to who runs it: a place that others can write to
-/// could hold anything.
-pub(super) fn start_script(verb: &str) -> String {
-    format!(
-        "p=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/far/{SUM}/stockade-far\"; \
-         [ -O \"$p\" ] || exit 127; exec \"$p\" {verb}"
-    )
+/// A program that is carried, and where it lies there.
+pub(super) struct Cargo<'a> {
+    /// The directory for all versions of it, below this project's own.
+    pub place: &'a str,
+    /// Its file's name.
+    pub name: &'a str,
+    /// Its SHA-256, by which a version is found.
+    pub sum: &'a str,
 }
 
-/// Puts what comes in on standard input where the program belongs, if it is the right one.
-fn carry_script() -> String {
-    format!(
-        "set -eu; umask 077; b=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/far\"; \
-         mkdir -p \"$b\"; [ -O \"$b\" ] || {{ echo \"$b belongs to somebody else\" >&2; exit 77; }}; \
-         t=$(mktemp -d \"$b/new-XXXXXXXX\"); trap \"rm -rf \\\"$t\\\"\" EXIT; \
-         trap \"exit 1\" HUP INT TERM PIPE; cat >\"$t/stockade-far\"; s=$(sha256sum \"$t/stockade-far\"); \
-         [ \"${{s%% *}}\" = {SUM} ] || {{ echo \"what arrived is not what was sent\" >&2; exit 65; }}; \
-         chmod 700 \"$t/stockade-far\"; mkdir -p \"$b/{SUM}\"; \
-         mv -f \"$t/stockade-far\" \"$b/{SUM}/stockade-far\""
-    )
+const FAR: Cargo<'_> = Cargo { place: "far", name: "stockade-far", sum: SUM };
+
+impl Cargo<'_> {
+    /// Sets `p` to where it lies. It must belong to who runs it: a place that others can write to could
+    /// hold anything.
+    pub(super) fn found(&self) -> String {
+        let Self { place, name, sum } = self;
+        format!(
+            "p=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/{place}/{sum}/{name}\"; \
+             [ -O \"$p\" ] || exit 127"
+        )
+    }
+
+    /// Puts what comes in on standard input where the program belongs, if it is the right one.
+    fn carry_script(&self) -> String {
+        let Self { place, name, sum } = self;
+        format!(
+            "set -eu; umask 077; b=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/{place}\"; \
+             mkdir -p \"$b\"; [ -O \"$b\" ] || {{ echo \"$b belongs to somebody else\" >&2; exit 77; }}; \
+             t=$(mktemp -d \"$b/new-XXXXXXXX\"); trap \"rm -rf \\\"$t\\\"\" EXIT; \
+             trap \"exit 1\" HUP INT TERM PIPE; cat >\"$t/{name}\"; s=$(sha256sum \"$t/{name}\"); \
+             [ \"${{s%% *}}\" = {sum} ] || {{ echo \"what arrived is not what was sent\" >&2; exit 65; }}; \
+             chmod 700 \"$t/{name}\"; mkdir -p \"$b/{sum}\"; mv -f \"$t/{name}\" \"$b/{sum}/{name}\""
+        )
+    }
+}
+
+/// Has the program do one thing there.
+pub(super) fn start_script(verb: &str) -> String {
+    format!("{}; exec \"$p\" {verb}", FAR.found())
 }
 
 /// Whether a call ended because the program is not there.
@@ -52,9 +72,19 @@ pub(super) fn is_missing(status: std::process::ExitStatus) -> bool {
     status.code().is_some_and(|code| MISSING.contains(&code))
 }
 
-/// Brings the program there.
+/// Brings the program for sandboxes there.
 pub(super) async fn carry(host: &Host) -> Result<()> {
-    let carried = timeout(CARRYING, feed(host, host.call(&carry_script())?, PROGRAM)).await;
+    bring(host, &FAR, PROGRAM, CARRYING).await
+}
+
+/// Brings a program there.
+pub(super) async fn bring(
+    host: &Host,
+    cargo: &Cargo<'_>,
+    program: &[u8],
+    patience: Duration,
+) -> Result<()> {
+    let carried = timeout(patience, feed(host, host.call(&cargo.carry_script())?, program)).await;
     let (status, _, said) = carried.map_err(|_| too_slow(host, "carrying the program there"))??;
     if status.success() {
         return Ok(());
@@ -82,7 +112,7 @@ pub(super) async fn ask(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
     timeout(limit, asked).await.unwrap_or_else(|_| Err(too_slow(host, "an answer")))
 }
 
-fn too_slow(host: &Host, what: &str) -> Error {
+pub(super) fn too_slow(host: &Host, what: &str) -> Error {
     let message = format!("host `{}`: {what} took too long", host.name);
     Error::new(ErrorCode::TooSlow, "connect", message).backend(super::NAME)
 }
@@ -150,7 +180,7 @@ mod tests {
 
     #[test]
     fn scripts_survive_any_login_shell() {
-        for script in [carry_script(), start_script("serve")] {
+        for script in [FAR.carry_script(), start_script("serve")] {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
             assert!(parsed.unwrap().success(), "{script}");

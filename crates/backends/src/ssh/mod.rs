@@ -6,6 +6,7 @@
 
 mod carry;
 mod create;
+mod errand;
 mod host;
 mod probe;
 mod start;
@@ -25,6 +26,7 @@ use tokio::time::timeout;
 use crate::across::far::SUM;
 use crate::across::near::Bridge;
 use crate::across::words::{Ask, Said};
+pub use errand::{Errand, Party};
 pub use host::Host;
 
 /// The ssh backend's name.

@@ -17,7 +17,7 @@ const NO_HOST_REMEDY: &str =
 pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
 
 /// What native offers and a copy elsewhere cannot.
-const ABSENT: [(Feature, &str, &str); 5] = [
+const ABSENT: [(Feature, &str, &str); 4] = [
     (
         Feature::DirectoryImage,
         "a directory of this host is not on the other one",
@@ -36,11 +36,6 @@ const ABSENT: [(Feature, &str, &str); 5] = [
     (
         Feature::Pause,
         "the other side ends what nobody speaks to, and does not freeze it",
-        "choose a backend that has it",
-    ),
-    (
-        Feature::FilesSnapshot,
-        "captured files would lie on the other host",
         "choose a backend that has it",
     ),
 ];

@@ -18,9 +18,9 @@ use crate::across::near::Connection;
 use crate::across::words::HELLO;
 
 /// How long connecting and the first word may take.
-const FIRST_WORD: Duration = Duration::from_secs(20);
+pub(super) const FIRST_WORD: Duration = Duration::from_secs(20);
 /// How long the end of one that did not say it may take.
-const LAST_WORD: Duration = Duration::from_secs(5);
+pub(super) const LAST_WORD: Duration = Duration::from_secs(5);
 /// The most that a login shell may print before.
 const CHATTER: usize = 64 * 1024;
 
@@ -60,7 +60,7 @@ async fn attempt(host: &Host) -> Result<Option<Connection>> {
     };
     let mut output = BufReader::with_capacity(64 * 1024, output);
     let stderr = child.stderr.take();
-    match timeout(FIRST_WORD, greeted(&mut output)).await {
+    match timeout(FIRST_WORD, greeted(&mut output, HELLO)).await {
         Err(_) => {
             let message = format!("host `{}` said nothing for {FIRST_WORD:?}", host.name);
             Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
@@ -88,7 +88,7 @@ async fn attempt(host: &Host) -> Result<Option<Connection>> {
 }
 
 /// Reads up to the first word; false if the stream ends or goes on for too long without it.
-async fn greeted(output: &mut (impl AsyncBufRead + Unpin)) -> bool {
+pub(super) async fn greeted(output: &mut (impl AsyncBufRead + Unpin), hello: &[u8]) -> bool {
     let (mut line, mut left) = (Vec::new(), CHATTER);
     while left > 0 {
         let Ok(piece) = output.fill_buf().await else { return false };
@@ -100,7 +100,7 @@ async fn greeted(output: &mut (impl AsyncBufRead + Unpin)) -> bool {
         line.extend_from_slice(&piece[..taken]);
         output.consume(taken);
         left -= taken;
-        if line.ends_with(HELLO) {
+        if line.ends_with(hello) {
             return true;
         }
         if end.is_some() {
@@ -118,13 +118,13 @@ mod tests {
     async fn what_a_login_shell_prints_is_passed_over_and_nothing_behind_the_first_word_is_lost() {
         let text = [b"welcome\nno newline: ", HELLO, b"\x02\0\0\0\0"].concat();
         let mut reader = &text[..];
-        assert!(greeted(&mut reader).await);
+        assert!(greeted(&mut reader, HELLO).await);
         assert_eq!(reader, b"\x02\0\0\0\0");
     }
 
     #[tokio::test]
     async fn a_flood_instead_of_the_first_word_is_not_read_for_ever() {
         let text = vec![b'x'; CHATTER * 2];
-        assert!(!greeted(&mut &text[..]).await);
+        assert!(!greeted(&mut &text[..], HELLO).await);
     }
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::json;
 use stockade_core::{
-    Command, Error, ErrorCode, Result, SandboxSpec, SnapshotId, Span, WorkspaceId,
+    Command, Error, ErrorCode, Limits, Result, SandboxSpec, SnapshotId, Span, WorkspaceId,
 };
 
 use super::launch::launch;
@@ -27,7 +27,7 @@ pub struct CreateArgs {
 }
 
 /// The flags that a captured state answers.
-const MADE_OF: [&str; 19] = [
+pub const MADE_OF: [&str; 19] = [
     "image",
     "writable_root",
     "workspace",
@@ -69,8 +69,8 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let configured = wanted.settings(printer)?;
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     if let Some(snapshot) = &args.from {
-        let stored = snapshot::store(&configured.settings)?.get(snapshot)?;
-        spec = as_captured(stored.spec, spec, args.spec.backend.is_some());
+        let named = args.spec.backend.is_some();
+        spec = as_captured(snapshot, spec, named, &configured.settings)?;
     }
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
@@ -89,11 +89,23 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
 }
 
 /// What was captured says what the sandbox is made of; the flags say what is around it.
-fn as_captured(captured: SandboxSpec, flags: SandboxSpec, backend_named: bool) -> SandboxSpec {
+pub fn as_captured(
+    snapshot: &SnapshotId,
+    flags: SandboxSpec,
+    backend_named: bool,
+    settings: &Settings,
+) -> Result<SandboxSpec> {
+    let captured = snapshot::store(settings)?.get(snapshot)?.spec;
     let backend = if backend_named { flags.backend } else { captured.backend };
     let workspace = if captured.read_only { captured.workspace } else { flags.workspace };
+    let limits = Limits {
+        wall_time: flags.limits.wall_time.or(captured.limits.wall_time),
+        output: flags.limits.output.or(captured.limits.output),
+        open_files: flags.limits.open_files.or(captured.limits.open_files),
+        ..captured.limits
+    };
     let SandboxSpec { env, labels, tenant, boundaries, .. } = flags;
-    SandboxSpec { backend, workspace, env, labels, tenant, boundaries, ..captured }
+    Ok(SandboxSpec { backend, workspace, limits, env, labels, tenant, boundaries, ..captured })
 }
 
 /// Makes the workspace, if one has to be, and then the sandbox. If that fails neither is left.
@@ -126,6 +138,7 @@ async fn build(
 pub async fn detached(
     spec: SandboxSpec,
     command: Command,
+    from: Option<SnapshotId>,
     wanted: &Wanted,
     configured: &Configured,
     printer: &Printer,
@@ -138,7 +151,7 @@ pub async fn detached(
     let origin = configured.origin.clone();
     let command = Some(command);
     let (idle, lifetime) = (None, None);
-    let order = Order { spec, idle, lifetime, command, workspace: None, origin, from: None };
+    let order = Order { spec, idle, lifetime, command, workspace: None, origin, from };
     let (ready, workspace) = build(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {

@@ -1,13 +1,18 @@
 //! `stockade fork`: copies of a sandbox that lives on, each with a supervisor of its own.
 
+use std::sync::Arc;
+
 use clap::Args;
 use serde_json::json;
-use stockade_core::{Result, SandboxId, SandboxSpec, SnapshotId, SnapshotKind, Workspace};
+use stockade_core::{Result, SandboxId, SnapshotId, SnapshotKind, Span, Workspace};
+use stockade_engine::spec_of_a_copy;
 
+use super::client::Connection;
 use super::fault::out_of_turn;
 use super::launch::launch;
 use super::message::{Described, Order, Reply, Request};
 use super::place::Place;
+use super::teleport::MARK;
 use super::{end, snapshot};
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -15,6 +20,9 @@ use crate::printer::Printer;
 const FORK: &str = "fork";
 /// More than anybody forks by intention.
 const MOST: u16 = 1000;
+/// How long a copy lives unused where the first one ends with the program that it was made for: a copy
+/// has none.
+const IDLE: Span = Span::secs(600);
 
 /// What to copy.
 #[derive(Debug, Args)]
@@ -32,19 +40,17 @@ pub struct ForkArgs {
 pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let described = describe(&place, &args.sandbox).await?;
-    let kind = if described.full { SnapshotKind::Full } else { SnapshotKind::Files };
-    let taken = snapshot::take(&place, &args.sandbox, kind, printer).await?;
-    let copies = copies(&described, &taken.id, args.count, printer).await;
-    let removed = snapshot::store(&settings).and_then(|store| store.remove(&taken.id));
-    let (made, failed) = copies;
+    let described = describe(&mut place.reach(&args.sandbox, FORK).await?).await?;
+    let taken = snapshot::take(&place, &args.sandbox, fullest(&described), printer).await?;
+    let passing = Arc::new(snapshot::store(&settings)?).passing(taken)?;
+    let (made, failed) = copies(&described, &passing.snapshot().id, args.count, printer).await;
     if let Some(error) = failed {
         for id in &made {
             end::end(&place, &settings, id, FORK).await?;
         }
         return Err(error);
     }
-    removed?;
+    passing.end()?;
     if printer.is_json() {
         printer.json(&json!({ "sandbox": args.sandbox, "copies": made }));
     } else {
@@ -53,12 +59,20 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     Ok(0)
 }
 
-async fn describe(place: &Place, sandbox: &SandboxId) -> Result<Described> {
-    let mut connection = place.reach(sandbox, FORK).await?;
+/// What copies of a sandbox are made of.
+pub async fn describe(connection: &mut Connection) -> Result<Described> {
     match connection.ask(&Request::Describe).await? {
-        (Reply::Described(described), _) => Ok(*described),
-        _ => Err(out_of_turn(FORK)),
+        (Reply::Described(mut described), _) => {
+            described.idle = described.idle.or(Some(IDLE));
+            Ok(*described)
+        }
+        _ => Err(out_of_turn(connection.operation)),
     }
+}
+
+/// The most that can be captured of it.
+pub const fn fullest(described: &Described) -> SnapshotKind {
+    if described.full { SnapshotKind::Full } else { SnapshotKind::Files }
 }
 
 async fn copies(
@@ -68,9 +82,12 @@ async fn copies(
     printer: &Printer,
 ) -> (Vec<SandboxId>, Option<stockade_core::Error>) {
     let mut made = Vec::new();
+    let mut spec = spec_of_a_copy(&described.spec);
+    // A copy has taken nobody's place.
+    spec.labels.remove(MARK);
     for _ in 0..count {
         let order = Order {
-            spec: spec_of_a_copy(&described.spec),
+            spec: spec.clone(),
             idle: described.idle,
             lifetime: described.lifetime,
             command: None,
@@ -84,13 +101,4 @@ async fn copies(
         }
     }
     (made, None)
-}
-
-/// What can be written to is not shared with the one that is copied.
-fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
-    let mut copy = spec.clone();
-    if !spec.read_only {
-        copy.workspace = Workspace::Ephemeral;
-    }
-    copy
 }

@@ -16,6 +16,7 @@ pub mod rm;
 pub mod shell;
 pub mod snapshot;
 pub mod supervisor;
+pub mod teleport;
 
 mod client;
 mod copy;

@@ -32,7 +32,8 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
     let mut removed = Vec::new();
     for id in &args.ids {
         if !args.force {
-            refuse_busy(&place, id).await?;
+            let remedy = "`stockade kill` ends it, and so does `stockade rm --force`";
+            refuse_busy(&place, id, RM, remedy).await?;
         }
         if end(&place, &settings, id, RM).await? != Found::Nothing {
             removed.push(id);
@@ -44,22 +45,27 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
     Ok(0)
 }
 
-async fn refuse_busy(place: &Place, id: &SandboxId) -> Result<()> {
-    let Some(mut connection) = Connection::open(&place.sockets, id, RM).await? else {
+/// Refuses a sandbox in which something runs.
+pub async fn refuse_busy(
+    place: &Place,
+    id: &SandboxId,
+    operation: &'static str,
+    remedy: &str,
+) -> Result<()> {
+    let Some(mut connection) = Connection::open(&place.sockets, id, operation).await? else {
         return match place.lease(id)? {
-            Some(lease) if lease.alive => Err(taken(RM, &lease)),
+            Some(lease) if lease.alive => Err(taken(operation, &lease)),
             Some(_) | None => Ok(()),
         };
     };
     let (Reply::Info(info), _) = connection.ask(&Request::Info).await? else {
-        return Err(out_of_turn(RM));
+        return Err(out_of_turn(operation));
     };
     match info.jobs.iter().filter(|job| job.running).count() {
         0 => Ok(()),
         running => {
             let message = format!("{running} running in sandbox `{id}`");
-            Err(Error::new(ErrorCode::Denied, RM, message)
-                .remedy("`stockade kill` ends it, and so does `stockade rm --force`"))
+            Err(Error::new(ErrorCode::Denied, operation, message).remedy(remedy))
         }
     }
 }

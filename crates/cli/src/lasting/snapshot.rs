@@ -213,7 +213,9 @@ fn export(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()>
             return Err(Error::new(ErrorCode::Invalid, "export", message)
                 .remedy("name a file with -o FILE, or send it through a pipe"));
         }
-        return store.export(&snapshot, &mut out);
+        // A reader who has seen enough is no failure.
+        let exported = store.export(&snapshot, &mut out);
+        return exported.or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) });
     }
     let unwritable = |error| {
         let message = format!("`{}` cannot be written", output.display());
@@ -232,6 +234,13 @@ fn export(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()>
         let _ = std::fs::remove_file(output);
     }
     written
+}
+
+/// Whether an error is that nobody reads any more.
+pub fn is_closed(error: &Error) -> bool {
+    let cause =
+        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn import(store: &Snapshots, input: &Path, most: Bytes) -> Result<Snapshot> {

@@ -6,11 +6,13 @@
 //! snapshots/drafts/…         what is not finished; its maker holds a lock on it
 //! ```
 //! A snapshot exists from the instant at which its name does; whatever its maker leaves when it is
-//! killed before that is collected by whoever removes or stores one next.
+//! killed before that is collected by whoever removes one next. One that is only passing through has a
+//! draft beside it that says so, and goes with that.
 
 mod blocks;
 mod manifest;
 mod parcel;
+mod passing;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -27,6 +29,7 @@ use stockade_core::{
 };
 
 pub use manifest::{Part, Snapshot};
+pub use passing::Passing;
 
 use crate::engine::lock;
 use crate::id;
@@ -299,6 +302,7 @@ impl Snapshots {
                 Err(_) => false,
             };
             if !held {
+                self.remove_passed(&draft).map_err(failed)?;
                 // Its maker may be removing it at this moment.
                 let removed = fs::remove_dir_all(&draft);
                 removed.or_else(absent_is_fine).map_err(failed)?;

@@ -20,7 +20,7 @@ use flate2::Compression;
 use flate2::bufread::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 use sha2::{Digest as _, Sha256};
-use stockade_core::{Bytes, Error, ErrorCode, Result};
+use stockade_core::{Bytes, Error, ErrorCode, Result, SnapshotId};
 
 use super::blocks::{self, BLOCK, Digester};
 use super::manifest::{MAX_MANIFEST, Part, Snapshot, damaged};
@@ -51,6 +51,17 @@ impl Snapshots {
     /// Reads a snapshot from a stream and stores it under its own name. One that does not fit this
     /// host, or would hold more than `most`, is refused before anything is written.
     pub fn import(&self, from: &mut dyn Read, most: Bytes) -> Result<Snapshot> {
+        self.take_in(from, most, |_, _| Ok(())).map(|(snapshot, _)| snapshot)
+    }
+
+    /// The same, with the draft in which it was put together, about which something may be said before
+    /// the snapshot has a name. No draft where the snapshot was there already.
+    pub(super) fn take_in(
+        &self,
+        from: &mut dyn Read,
+        most: Bytes,
+        ready: impl FnOnce(&Draft, &SnapshotId) -> Result<()>,
+    ) -> Result<(Snapshot, Option<Draft>)> {
         let mut from = Hashed { stream: BufReader::new(from), hash: Sha256::new() };
         let sealed = head(&mut from)?;
         let snapshot = Snapshot::unseal(&sealed)?;
@@ -61,7 +72,7 @@ impl Snapshots {
                 .remedy("allow more with `--max-size`"));
         }
         if let Ok(there) = self.get(&snapshot.id) {
-            return already(there, &snapshot);
+            return already(there, &snapshot).map(|there| (there, None));
         }
         let draft = self.draft()?;
         let mut body = DeflateDecoder::new(from);
@@ -69,8 +80,9 @@ impl Snapshots {
             unpack(&mut body, &draft, name, part)?;
         }
         ends_here(body)?;
+        ready(&draft, &snapshot.id)?;
         self.keep(&draft, &snapshot)?;
-        Ok(snapshot)
+        Ok((snapshot, Some(draft)))
     }
 }
 

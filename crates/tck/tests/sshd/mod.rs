@@ -34,17 +34,24 @@ impl Sshd {
     pub fn start() -> Self {
         let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
         fs::create_dir(dir.path().join("cache")).unwrap();
-        Self::start_in(dir, None)
+        Self::start_in(dir, None, "")
+    }
+
+    /// A server whose sessions have these variables too, as `NAME=VALUE NAME=VALUE`.
+    pub fn with_env(env: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("cache")).unwrap();
+        Self::start_in(dir, None, env)
     }
 
     /// A server that has a disk of this size for it, which nobody else sees. Only for root.
     pub fn with_disk(size: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
         fs::create_dir(dir.path().join("cache")).unwrap();
-        Self::start_in(dir, Some(size))
+        Self::start_in(dir, Some(size), "")
     }
 
-    fn start_in(dir: tempfile::TempDir, disk: Option<&str>) -> Self {
+    fn start_in(dir: tempfile::TempDir, disk: Option<&str>, env: &str) -> Self {
         assert!(Path::new(SERVER).exists(), "no {SERVER} (remedy: install openssh-server)");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         key(&dir.path().join("host_key"));
@@ -53,7 +60,7 @@ impl Sshd {
         if rustix::process::geteuid().is_root() {
             fs::create_dir_all("/run/sshd").unwrap();
         }
-        let (child, port) = listen(dir.path(), disk);
+        let (child, port) = listen(dir.path(), disk, env);
         let sshd = Self { dir, child, left: Vec::new(), port };
         sshd.know("known_hosts", &sshd.dir.path().join("host_key.pub"));
         sshd.configure("config", port, "known_hosts");
@@ -169,13 +176,13 @@ pub fn key(path: &Path) {
 }
 
 /// A port may be taken between being found and being used; then another one is.
-fn listen(dir: &Path, disk: Option<&str>) -> (Child, u16) {
+fn listen(dir: &Path, disk: Option<&str>, env: &str) -> (Child, u16) {
     let until = Instant::now() + SOON;
     loop {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let mut child = serve(dir, disk, port);
+        let mut child = serve(dir, disk, env, port);
         while child.try_wait().unwrap().is_none() {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return (child, port);
@@ -188,13 +195,14 @@ fn listen(dir: &Path, disk: Option<&str>) -> (Child, u16) {
     }
 }
 
-fn serve(dir: &Path, disk: Option<&str>, port: u16) -> Child {
+fn serve(dir: &Path, disk: Option<&str>, env: &str, port: u16) -> Child {
     let here = dir.display();
     let text = format!(
         "Port {port}\nListenAddress 127.0.0.1\nHostKey {here}/host_key\nPidFile none\n\
          AuthorizedKeysFile {here}/authorized_keys\nPasswordAuthentication no\n\
          KbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\nPrintMotd no\n\
-         PermitRootLogin prohibit-password\nSetEnv XDG_CACHE_HOME={here}/cache\nLogLevel INFO\n"
+         PermitRootLogin prohibit-password\nLogLevel INFO\n\
+         SetEnv XDG_CACHE_HOME={here}/cache XDG_STATE_HOME={here}/cache/state {env}\n"
     );
     fs::write(dir.join("sshd_config"), text).unwrap();
     let mut command = match disk {

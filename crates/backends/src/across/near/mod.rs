@@ -19,6 +19,7 @@ use tokio::io::{AsyncBufRead, AsyncWrite};
 
 use super::tree::{Side, Tree};
 use super::words::{Ask, Failure};
+use crate::linux::archives::Archives;
 use crate::native::Native;
 pub(crate) use bridge::Bridge;
 use link::{Link, Pipe, Shared};
@@ -105,13 +106,15 @@ pub(crate) async fn build(
     admitted: &Admitted,
 ) -> Result<(FarSandbox, Arc<Bridge>)> {
     let tree = workspace(&peer.backend, admitted)?;
+    let archives = Archives::new(peer.backend.clone(), admitted);
     let (link, pipe) = Link::new(peer, connection);
     request(&link, id, admitted, tree.as_ref()).await?;
     let writable = !admitted.spec().read_only;
     let bridge = Arc::new(Bridge::new(link, tree, writable));
     let client = connect(pipe).await?;
     let user = Native::user(admitted.spec());
-    Ok((FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client), bridge))
+    let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives);
+    Ok((sandbox, bridge))
 }
 
 /// A place, the workspace, and walls, in one go.

@@ -1,6 +1,7 @@
 //! A sandbox that another host or machine builds: the agent's client over the connection, and the counts of
 //! the other side behind it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -8,8 +9,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, Exit, ExitStatus, Files, Process, ProcessControl, ProcessEvent,
-    ProcessEvents, Result, Sandbox, SandboxId, Signal, TerminalSize, User,
+    Command, EffectiveLimits, Exit, ExitStatus, Files, Parts, Process, ProcessControl,
+    ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, Signal, SnapshotKind, TerminalSize,
+    User,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -17,6 +19,7 @@ use tokio::task::JoinHandle;
 use super::bridge::Bridge;
 use super::files::Synced;
 use crate::across::words::{Ask, How, Tell};
+use crate::linux::archives::Archives;
 use crate::linux::settle;
 use crate::linux::watch::held;
 
@@ -27,14 +30,21 @@ pub(crate) struct FarSandbox {
     bridge: Arc<Bridge>,
     client: Arc<AgentClient>,
     files: Synced,
+    archives: Archives,
     last: AtomicU32,
 }
 
 impl FarSandbox {
-    pub fn new(id: SandboxId, user: User, bridge: Arc<Bridge>, client: AgentClient) -> Self {
+    pub fn new(
+        id: SandboxId,
+        user: User,
+        bridge: Arc<Bridge>,
+        client: AgentClient,
+        archives: Archives,
+    ) -> Self {
         let client = Arc::new(client);
         let files = Synced::new(Arc::clone(&client), Arc::clone(&bridge));
-        Self { id, user, bridge, client, files, last: AtomicU32::new(0) }
+        Self { id, user, bridge, client, files, archives, last: AtomicU32::new(0) }
     }
 
     /// The agent there.
@@ -80,6 +90,19 @@ impl Sandbox for FarSandbox {
 
     fn files(&self) -> Result<&dyn Files> {
         Ok(&self.files)
+    }
+
+    /// The archives come by the agent's pipe, as on every other backend: the other side is asked for
+    /// nothing, names no part, and sends no more than the disk limit allows.
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        self.bridge.push().await?;
+        self.archives.take(&self.client, kind, into).await
+    }
+
+    async fn restore(&self, from: &Parts) -> Result<()> {
+        self.bridge.push().await?;
+        self.archives.bring_back(&self.client, from).await?;
+        self.bridge.pull().await
     }
 }
 

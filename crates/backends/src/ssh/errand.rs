@@ -1,0 +1,230 @@
+//! This program itself at work on another host: the one that is installed there if it speaks the same, else
+//! this very executable, which is carried there like the program for sandboxes.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use stockade_core::{Error, ErrorCode, Result};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::time::timeout;
+
+use super::NAME;
+use super::carry::{Cargo, bring, said, too_slow};
+use super::host::{CONNECTING, Host};
+use super::start::{FIRST_WORD, LAST_WORD, greeted};
+use super::trouble::{no_connection, no_ssh};
+
+/// How long carrying it may take over a slow line.
+const CARRYING: Duration = Duration::from_secs(600);
+/// The longest line of an answer.
+const LONGEST: u64 = 1 << 20;
+/// How a shell says that there is no such program.
+const MISSING: i32 = 127;
+/// How `ssh` says that it failed itself.
+const NO_CONNECTION: i32 = 255;
+
+/// Who is to speak there.
+#[derive(Debug, Clone, Copy)]
+pub struct Party<'a> {
+    /// The program to ask first. Absent: the `stockade` that a shell finds there.
+    pub program: Option<&'a Path>,
+    /// What it is told to do. With `--speaks VERSION` it only says whether it can.
+    pub verb: &'static str,
+    /// The version of what is spoken.
+    pub version: &'static str,
+    /// The first line that it says.
+    pub hello: &'static [u8],
+}
+
+/// This program at work on another host. It hears that nobody waits any more when this is dropped.
+pub struct Errand {
+    host: Host,
+    child: Child,
+    input: Option<File>,
+    output: BufReader<ChildStdout>,
+    stderr: Option<ChildStderr>,
+}
+
+/// What came of an attempt.
+enum Began {
+    Errand(Box<Errand>),
+    /// There is no such program.
+    Missing,
+    /// It did not say its first word, but this.
+    Mute(String),
+}
+
+impl Errand {
+    /// Connects, carrying this executable there first if it has to be.
+    pub async fn begin(host: &Host, party: Party<'_>) -> Result<Self> {
+        if let Began::Errand(errand) = attempt(host, &installed(party)?, party.hello).await? {
+            return Ok(*errand);
+        }
+        // Read only now: it is large.
+        let (program, sum) = this_program()
+            .await
+            .map_err(|error| host.failed("connect", "this program cannot be read").source(error))?;
+        let cargo = Cargo { place: "own", name: "stockade", sum: &sum };
+        let script = carried(&cargo, party);
+        if let Began::Errand(errand) = attempt(host, &script, party.hello).await? {
+            return Ok(*errand);
+        }
+        bring(host, &cargo, &program, CARRYING).await?;
+        match attempt(host, &script, party.hello).await? {
+            Began::Errand(errand) => Ok(*errand),
+            Began::Missing => {
+                Err(cannot_run(host, "programs may not be run from `~/.cache` there"))
+            }
+            Began::Mute(said) => Err(cannot_run(host, &said)),
+        }
+    }
+
+    /// What it reads, once. It blocks whoever writes.
+    pub fn input(&mut self) -> Result<File> {
+        self.input.take().ok_or_else(|| self.host.failed("connect", "its input is missing"))
+    }
+
+    /// The next line that it says; nothing if it went away.
+    pub async fn line(&mut self, patience: Duration) -> Result<Option<String>> {
+        let mut line = String::new();
+        let mut bounded = (&mut self.output).take(LONGEST);
+        let read = timeout(patience, bounded.read_line(&mut line)).await;
+        // What is no text, or breaks off, is no answer.
+        let read = read.map_err(|_| too_slow(&self.host, "an answer"))?;
+        Ok(read.is_ok_and(|_| line.ends_with('\n')).then_some(line))
+    }
+
+    /// Why it went away without an answer.
+    pub async fn trouble(mut self, operation: &'static str) -> Error {
+        drop(self.input.take());
+        let (told, status) = ending(self.child, self.stderr).await;
+        no_connection(&self.host, operation, status, &told)
+    }
+}
+
+/// The bytes of this executable, and their sum.
+async fn this_program() -> std::io::Result<(Vec<u8>, String)> {
+    let read = || {
+        // Not by its name: the file may have been replaced since.
+        let program = std::fs::read("/proc/self/exe")?;
+        let sum = Sha256::digest(&program).iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok((program, sum))
+    };
+    tokio::task::spawn_blocking(read).await.unwrap_or_else(|join| Err(std::io::Error::other(join)))
+}
+
+/// Runs the one that is installed there, if it speaks the same.
+fn installed(party: Party<'_>) -> Result<String> {
+    let Party { program, verb, version, .. } = party;
+    let found = match program {
+        None => "p=$(command -v stockade)".to_owned(),
+        Some(path) => format!("p=\"{}\"", plain(path)?),
+    };
+    Ok(format!(
+        "{found} && \"$p\" {verb} --speaks {version} </dev/null >/dev/null 2>&1 || exit {MISSING}; \
+         exec \"$p\" {verb}"
+    ))
+}
+
+/// Runs the one that was carried there. What has not been used for days goes.
+fn carried(cargo: &Cargo<'_>, party: Party<'_>) -> String {
+    format!(
+        "{}; touch -c \"${{p%/*}}\"; \
+         find \"${{p%/*/*}}\" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {{}} +; exec \"$p\" {}",
+        cargo.found(),
+        party.verb
+    )
+}
+
+/// A path that means the same to every shell.
+fn plain(path: &Path) -> Result<&str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._+-".contains(c);
+    let given = path.to_str().filter(|path| path.starts_with('/') && path.chars().all(plain));
+    given.ok_or_else(|| {
+        let message = format!("`{}` cannot be the path of a program there", path.display());
+        Error::new(ErrorCode::Invalid, "connect", message)
+            .backend(NAME)
+            .remedy("give an absolute path of letters, digits and `._+-`")
+    })
+}
+
+async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
+    // Never closed, so always given.
+    let _one_of_few = CONNECTING.acquire().await.ok();
+    let mut call = host.call(script)?;
+    call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let failed = |error| no_ssh(host, "connect", error);
+    let mut child = call.spawn().map_err(failed)?;
+    let input = child.stdin.take().map(|input| input.into_owned_fd()).transpose();
+    let input = input.map_err(failed)?.map(File::from);
+    let stderr = child.stderr.take();
+    let Some(output) = child.stdout.take() else {
+        return Err(host.failed("connect", "its streams are missing"));
+    };
+    let mut output = BufReader::new(output);
+    match timeout(FIRST_WORD, greeted(&mut output, hello)).await {
+        Err(_) => Err(too_slow(host, "its first word")),
+        Ok(true) => {
+            let host = host.clone();
+            Ok(Began::Errand(Box::new(Errand { host, child, input, output, stderr })))
+        }
+        Ok(false) => {
+            // Whoever still reads or writes there is not waited for.
+            drop((input, output));
+            let (told, status) = ending(child, stderr).await;
+            match status.and_then(|status| status.code()) {
+                Some(MISSING) => Ok(Began::Missing),
+                Some(NO_CONNECTION) | None => Err(no_connection(host, "connect", status, &told)),
+                Some(_) => Ok(Began::Mute(told)),
+            }
+        }
+    }
+}
+
+async fn ending(
+    mut child: Child,
+    stderr: Option<ChildStderr>,
+) -> (String, Option<std::process::ExitStatus>) {
+    let ending = async { (said(stderr).await, child.wait().await.ok()) };
+    timeout(LAST_WORD, ending).await.unwrap_or_default()
+}
+
+fn cannot_run(host: &Host, said: &str) -> Error {
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    let last = last.unwrap_or("it did not say why").trim().escape_debug().to_string();
+    host.failed("connect", format!("this program cannot be run there: {last}"))
+        .remedy("install `stockade` of the same version there")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTY: Party<'_> =
+        Party { program: None, verb: "arrive", version: "1", hello: b"hello\n" };
+
+    #[test]
+    fn the_scripts_survive_any_login_shell() {
+        let cargo = Cargo { place: "own", name: "stockade", sum: "0" };
+        let program = Some(Path::new("/opt/stockade-1.2/bin/stockade"));
+        let [found, named] = [None, program].map(|program| Party { program, ..PARTY });
+        let scripts =
+            [installed(found).unwrap(), installed(named).unwrap(), carried(&cargo, found)];
+        for script in scripts {
+            assert!(!script.contains(['\'', '\n', '!']), "{script}");
+            let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
+            assert!(parsed.unwrap().success(), "{script}");
+        }
+    }
+
+    #[test]
+    fn a_program_whose_path_a_shell_would_read_differently_is_refused() {
+        for path in ["stockade", "/a b", "/$(id)", "/a\"b", "/a\nb", "/a`b`", ""] {
+            assert!(plain(Path::new(path)).is_err(), "{path:?}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! `stockade arrive`: the other side of a teleport. Makes a sandbox of the snapshot that comes in, and takes
+//! it down again unless whoever sent it says that it stays. Not for people.
+
+use std::io::{self, BufRead, Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::fs::OFlags;
+use stockade_core::{Error, ErrorCode, Result, SandboxId, Workspace};
+use stockade_engine::{Locked, Passing, Sharing, StateDir};
+
+use super::words::{Answer, HELLO, KEEP, MAX_PASSAGE, Passage, VERSION, Whole};
+use super::{ARRIVE, MARK, MOST};
+use crate::config::Settings;
+use crate::interrupts::Interrupts;
+use crate::lasting::end::end;
+use crate::lasting::fault::WireError;
+use crate::lasting::launch::launch;
+use crate::lasting::message::Order;
+use crate::lasting::place::Place;
+use crate::lasting::snapshot;
+use crate::printer::{OWN_ERROR, Printer};
+
+/// How long whoever sent it may take to say that it stays.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long others who arrive may take to clear away what they replace.
+const OTHERS: Duration = Duration::from_secs(30);
+/// What everybody holds who clears away what is replaced.
+const LOCK: &str = "arriving";
+
+/// What is to be heard.
+#[derive(Debug, Args)]
+pub struct ArriveArgs {
+    /// Only say whether this version is spoken.
+    #[arg(long, value_name = "VERSION")]
+    speaks: Option<String>,
+}
+
+/// Does it.
+pub async fn arrive(args: &ArriveArgs, printer: &Printer) -> Result<i32> {
+    if let Some(version) = &args.speaks {
+        return Ok(if version == VERSION { 0 } else { OWN_ERROR });
+    }
+    // A signal undoes what was begun, as the end of the connection does.
+    let mut interrupts = Interrupts::listen()?;
+    say(HELLO)?;
+    let received = receive(&mut interrupts, printer).await;
+    let Err(error) = received else { return Ok(0) };
+    // Whoever went away has heard enough.
+    let _ = tell(&Answer::Failed(WireError::from(&error)));
+    Ok(OWN_ERROR)
+}
+
+async fn receive(interrupts: &mut Interrupts, printer: &Printer) -> Result<()> {
+    let settings = Settings::load(None, printer)?;
+    let place = Place::open(&settings)?;
+    let passage = read_passage()?;
+    let of = passage.of.clone();
+    let came = import(&settings)?;
+    let made = launch(order(passage, &came), printer).await?.id;
+    // What it was made from is its own by now.
+    drop(came);
+    let kept = keep(&place, &settings, &made, of.as_ref(), interrupts).await;
+    if kept.is_err() {
+        end(&place, &settings, &made, ARRIVE).await?;
+    }
+    kept
+}
+
+fn read_passage() -> Result<Passage> {
+    let wrong = |message| Error::new(ErrorCode::Protocol, ARRIVE, message);
+    let mut line = Vec::new();
+    let read = io::stdin().lock().take(MAX_PASSAGE).read_until(b'\n', &mut line);
+    read.map_err(|error| wrong("what is to be made cannot be read").source(error))?;
+    serde_json::from_slice(&line).map_err(|error| {
+        wrong("what is to be made cannot be understood")
+            .remedy("use `stockade teleport` of the same version")
+            .source(error)
+    })
+}
+
+fn import(settings: &Settings) -> Result<Passing> {
+    let store = Arc::new(snapshot::store(settings)?);
+    let mut whole = Whole::of(io::stdin().lock());
+    let came = store.import_passing(&mut whole, MOST)?;
+    // One that is here already was not read.
+    io::copy(&mut whole, &mut io::sink())
+        .map_err(|error| Error::new(ErrorCode::Protocol, ARRIVE, "it breaks off").source(error))?;
+    Ok(came)
+}
+
+fn order(passage: Passage, came: &Passing) -> Order {
+    let Passage { mut spec, idle, lifetime, of } = passage;
+    spec.labels.remove(MARK);
+    spec.labels.extend(of.map(|of| (MARK.to_owned(), of.to_string())));
+    let from = Some(came.snapshot().id.clone());
+    let origin = Workspace::Ephemeral;
+    Order { spec, idle, lifetime, command: None, workspace: None, origin, from }
+}
+
+/// Offers what was made, and returns when it is known that it stays.
+async fn keep(
+    place: &Place,
+    settings: &Settings,
+    made: &SandboxId,
+    of: Option<&SandboxId>,
+    interrupts: &mut Interrupts,
+) -> Result<()> {
+    tell(&Answer::Arrived { sandbox: made.clone() })?;
+    let gone = |message| Error::new(ErrorCode::Gone, ARRIVE, message);
+    let heard = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        let read = io::stdin().lock().take(KEEP.len() as u64).read_line(&mut line);
+        read.is_ok_and(|_| line == KEEP)
+    });
+    let heard = interrupts.unless(tokio::time::timeout(PATIENCE, heard)).await;
+    let Ok(Ok(Ok(true))) = heard else {
+        return Err(gone("whoever sent it went away before it could stay"));
+    };
+    let _alone = alone(settings)?;
+    if place.lease(made)?.is_none_or(|lease| !lease.alive) {
+        return Err(gone("it ended before it could stay"));
+    }
+    if let Some(of) = of {
+        end_others(place, settings, made, of).await?;
+    }
+    tell(&Answer::Kept)
+}
+
+/// Two that arrive in the place of the same one must not end each other.
+fn alone(settings: &Settings) -> Result<Locked> {
+    let directory = StateDir::open(settings.state_dir()?)?.subdirectory("snapshots")?;
+    let locked = directory
+        .open(LOCK, OFlags::RDWR | OFlags::CREATE)
+        .and_then(|file| Locked::within(file, Sharing::Exclusive, OTHERS));
+    let failed = |code, message| Error::new(code, ARRIVE, message);
+    locked
+        .map_err(|error| failed(ErrorCode::StateUnavailable, "a lock cannot be had").source(error))?
+        .ok_or_else(|| failed(ErrorCode::TooSlow, "another one arrives, and does not end"))
+}
+
+/// Ends what an earlier attempt left whose last answer was lost.
+async fn end_others(
+    place: &Place,
+    settings: &Settings,
+    made: &SandboxId,
+    of: &SandboxId,
+) -> Result<()> {
+    let of = of.to_string();
+    for lease in place.list()?.leases {
+        if lease.body.id != *made && lease.body.labels.get(MARK) == Some(&of) {
+            end(place, settings, &lease.body.id, ARRIVE).await?;
+        }
+    }
+    Ok(())
+}
+
+fn tell(answer: &Answer) -> Result<()> {
+    let mut line = serde_json::to_vec(answer)
+        .map_err(|error| Error::new(ErrorCode::System, ARRIVE, "the answer").source(error))?;
+    line.push(b'\n');
+    say(&line)
+}
+
+fn say(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| {
+        Error::new(ErrorCode::Gone, ARRIVE, "whoever sent it went away").source(error)
+    })
+}

@@ -1,0 +1,282 @@
+//! `stockade teleport`: moves a sandbox that lives on to another host. The one here ends when the other
+//! side has said that its copy stays, and not before: whatever fails, one of them is left.
+
+mod arrive;
+mod words;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use stockade_backends::ssh::{Errand, Host, Party};
+use stockade_core::{
+    BackendChoice, Bytes, Error, ErrorCode, Result, SandboxId, SandboxSpec, SnapshotKind, Workspace,
+};
+use stockade_engine::{Passing, Snapshot, Snapshots, spec_of_a_copy};
+
+pub use arrive::{ArriveArgs, arrive};
+
+use super::end::end;
+use super::message::Described;
+use super::place::Place;
+use super::{fork, rm, snapshot};
+use crate::config::Settings;
+use crate::printer::Printer;
+use words::{Answer, HELLO, KEEP, Passage, Pieces, VERSION};
+
+const TELEPORT: &str = "teleport";
+/// The command that the other side is started with.
+pub const ARRIVE: &str = "arrive";
+/// The label that says whose place a sandbox has taken.
+pub const MARK: &str = "teleported-from";
+/// The most that a snapshot may hold on arrival.
+const MOST: Bytes = Bytes(64 << 30);
+/// How long it may take to become a sandbox there.
+const ARRIVING: Duration = Duration::from_secs(600);
+/// How long the last answer may take, with what it clears away.
+const STAYING: Duration = Duration::from_secs(120);
+
+/// What to move, and where to.
+#[derive(Debug, Args)]
+pub struct TeleportArgs {
+    /// The sandbox.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// A host of the configuration, or whatever else `ssh` takes for one.
+    #[arg(long, value_name = "HOST")]
+    to: String,
+    /// What moves: `files`, or `full` with memory too. The fullest that its backend has unless told.
+    #[arg(long, value_name = "files|full", value_parser = kind)]
+    kind: Option<SnapshotKind>,
+    /// Leave the one here alive.
+    #[arg(long)]
+    keep: bool,
+    /// Move it even if something runs that does not move with it.
+    #[arg(long)]
+    force: bool,
+    /// Who builds the walls there; the same backend as here unless told otherwise.
+    #[arg(long, value_name = "NAME")]
+    backend: Option<BackendChoice>,
+    /// The `stockade` to use there; the one in its PATH unless told otherwise.
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+}
+
+/// What came of sending it.
+struct Sent {
+    arrived: SandboxId,
+    kind: SnapshotKind,
+}
+
+/// Moves it and prints its new id.
+pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let place = Place::open(&settings)?;
+    let host = host(&settings, &args.to)?;
+    // While this is open it counts as used, however long the way is.
+    let mut in_use = place.reach(&args.sandbox, TELEPORT).await?;
+    let described = fork::describe(&mut in_use).await?;
+    can_travel(&described.spec)?;
+    let kind = args.kind.unwrap_or(fork::fullest(&described));
+    if kind == SnapshotKind::Files && !(args.keep || args.force) {
+        let remedy = "end it, or move without it by --force";
+        rm::refuse_busy(&place, &args.sandbox, TELEPORT, remedy).await?;
+    }
+    let sent = send(args, kind, described, &place, &settings, &host, printer).await?;
+    drop(in_use);
+    if !args.keep {
+        end_here(&place, &settings, &args.sandbox, &host, &sent.arrived).await?;
+    }
+    tell(args, &host, &sent, printer);
+    Ok(0)
+}
+
+fn kind(given: &str) -> Result<SnapshotKind, String> {
+    match given {
+        "files" => Ok(SnapshotKind::Files),
+        "full" => Ok(SnapshotKind::Full),
+        _ => Err("is no kind of snapshot: give `files` or `full`".into()),
+    }
+}
+
+/// The one of that name in the configuration, or any other.
+fn host(settings: &Settings, name: &str) -> Result<Host> {
+    let configured = settings.hosts().into_iter().find(|host| host.name == name);
+    let any = || Host { name: name.into(), config: None, options: Vec::new(), capacity: None };
+    let host = configured.unwrap_or_else(any);
+    match host.problem() {
+        None => Ok(host),
+        Some(problem) => {
+            let message = format!("`{}` {problem}", name.escape_debug());
+            Err(Error::new(ErrorCode::Invalid, "--to", message).remedy("give it as ssh takes it"))
+        }
+    }
+}
+
+/// What belongs to this host stays here: a sandbox without it would be another one.
+fn can_travel(spec: &SandboxSpec) -> Result<()> {
+    let stays = |what: &str, remedy: &str| {
+        let message = format!("{what} belongs to this host and does not move with it");
+        Err(Error::new(ErrorCode::Unsupported, TELEPORT, message).remedy(remedy))
+    };
+    if let Some(mount) = spec.mounts.first() {
+        let remedy = "make one without mounts, with what is needed in its workspace";
+        return stays(&format!("mount `{}`", mount.target), remedy);
+    }
+    match &spec.workspace {
+        Workspace::Local(dir) if spec.read_only => {
+            stays(&format!("the read-only workspace `{dir}`"), "make one that it may write to")
+        }
+        Workspace::Overlay(layers) if spec.read_only => {
+            let what = format!("the read-only workspace `{}`", layers.lower);
+            stays(&what, "make one that it may write to")
+        }
+        Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral => Ok(()),
+    }
+}
+
+/// Captures it, sends it, and returns when it stays there. If that fails nothing is left there, or the
+/// error says what may be.
+async fn send(
+    args: &TeleportArgs,
+    kind: SnapshotKind,
+    described: Described,
+    place: &Place,
+    settings: &Settings,
+    host: &Host,
+    printer: &Printer,
+) -> Result<Sent> {
+    let program = args.program.as_deref().or(settings.program_elsewhere());
+    let party = Party { program, verb: ARRIVE, version: VERSION, hello: HELLO };
+    // Before anything is captured: a host that cannot be reached costs nothing.
+    let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
+    let mut errand = reaching.await?;
+    let taken = snapshot::take(place, &args.sandbox, kind, printer).await?;
+    let store = Arc::new(snapshot::store(settings)?);
+    let passing = store.passing(taken)?;
+    let passage = passage(args, described);
+    let sending = carry(&mut errand, &passage, &store, &passing);
+    let (arrived, input) = match printer.patiently("carrying it there", sending).await {
+        Ok(Some(arrived)) => arrived,
+        Ok(None) => return Err(errand.trouble(TELEPORT).await),
+        Err(error) => return Err(error),
+    };
+    passing.end()?;
+    let stays = stay(&mut errand, input).await?;
+    stays.ok_or_else(|| unknown(host, &arrived, args.keep))?;
+    Ok(Sent { arrived, kind })
+}
+
+fn passage(args: &TeleportArgs, described: Described) -> Passage {
+    let mut spec = spec_of_a_copy(&described.spec);
+    spec.backend = args.backend.clone().unwrap_or(spec.backend);
+    let of = (!args.keep).then(|| args.sandbox.clone());
+    Passage { spec, idle: described.idle, lifetime: described.lifetime, of }
+}
+
+/// Sends everything and hears what it has become there; nothing if the other side went away.
+async fn carry(
+    errand: &mut Errand,
+    passage: &Passage,
+    store: &Arc<Snapshots>,
+    passing: &Passing,
+) -> Result<Option<(SandboxId, File)>> {
+    let mut line = serde_json::to_vec(passage).map_err(|error| {
+        Error::new(ErrorCode::System, TELEPORT, "what is to be made cannot be written")
+            .source(error)
+    })?;
+    line.push(b'\n');
+    let (input, store, snapshot) = (errand.input()?, Arc::clone(store), passing.snapshot().clone());
+    let writing = tokio::task::spawn_blocking(move || write(input, &line, &store, &snapshot));
+    let written = writing.await.unwrap_or_else(|join| {
+        Err(Error::new(ErrorCode::System, TELEPORT, "nobody writes any more").source(join))
+    });
+    let input = match written {
+        Ok(input) => Some(input),
+        // Whoever does not read to the end says why in its own way.
+        Err(error) if snapshot::is_closed(&error) => None,
+        Err(error) => return Err(error),
+    };
+    match (hear(errand, ARRIVING).await?, input) {
+        (Some(Answer::Arrived { sandbox }), Some(input)) => Ok(Some((sandbox, input))),
+        (Some(Answer::Failed(error)), _) => Err(error.into_error(TELEPORT)),
+        (Some(Answer::Arrived { .. } | Answer::Kept), _) => {
+            Err(super::fault::out_of_turn(TELEPORT))
+        }
+        (None, _) => Ok(None),
+    }
+}
+
+fn write(input: File, line: &[u8], store: &Snapshots, snapshot: &Snapshot) -> Result<File> {
+    let mut input = input;
+    input.write_all(line).map_err(went_away)?;
+    let mut pieces = Pieces::to(input);
+    store.export(snapshot, &mut pieces)?;
+    pieces.finish().map_err(went_away)
+}
+
+fn went_away(error: io::Error) -> Error {
+    Error::new(ErrorCode::Gone, TELEPORT, "the other side went away").source(error)
+}
+
+async fn hear(errand: &mut Errand, patience: Duration) -> Result<Option<Answer>> {
+    let Some(line) = errand.line(patience).await? else { return Ok(None) };
+    serde_json::from_str(&line).map(Some).map_err(|error| {
+        Error::new(ErrorCode::Protocol, TELEPORT, "the answer cannot be understood").source(error)
+    })
+}
+
+/// Says that it is to stay, and hears whether it does; nothing if nobody knows.
+async fn stay(errand: &mut Errand, mut input: File) -> Result<Option<()>> {
+    input.write_all(KEEP.as_bytes()).map_err(went_away)?;
+    match hear(errand, STAYING).await {
+        Ok(Some(Answer::Kept)) => Ok(Some(())),
+        Ok(Some(Answer::Failed(error))) => Err(error.into_error(TELEPORT)),
+        Ok(Some(Answer::Arrived { .. }) | None) | Err(_) => Ok(None),
+    }
+}
+
+/// The last answer was lost: there may be two now, and the one here is the one that counts.
+fn unknown(host: &Host, arrived: &SandboxId, keep: bool) -> Error {
+    let message = format!(
+        "host `{}`: the last answer was lost; the one here lives on, and `{arrived}` may live there",
+        host.name
+    );
+    let remedy = match keep {
+        true => format!("see there with `stockade ps`; `stockade kill {arrived}` ends it"),
+        false => "try again: what was left there is replaced then".to_owned(),
+    };
+    Error::new(ErrorCode::Unavailable, TELEPORT, message).remedy(remedy)
+}
+
+async fn end_here(
+    place: &Place,
+    settings: &Settings,
+    sandbox: &SandboxId,
+    host: &Host,
+    arrived: &SandboxId,
+) -> Result<()> {
+    end(place, settings, sandbox, TELEPORT).await.map(drop).map_err(|error| {
+        let message = format!(
+            "it lives as `{arrived}` on host `{}`, but the one here could not be ended",
+            host.name
+        );
+        let remedy = format!("end it: `stockade kill {sandbox}`");
+        Error::new(ErrorCode::LeftBehind, TELEPORT, message).remedy(remedy).source(error)
+    })
+}
+
+fn tell(args: &TeleportArgs, host: &Host, sent: &Sent, printer: &Printer) {
+    if printer.is_json() {
+        printer.json(&json!({
+            "sandbox": args.sandbox, "host": host.name, "arrived": sent.arrived,
+            "kind": sent.kind, "kept": args.keep,
+        }));
+    } else {
+        printer.data(&format!("{}\n", sent.arrived));
+    }
+}

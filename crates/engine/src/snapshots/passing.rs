@@ -1,0 +1,89 @@
+//! Snapshots that are only passing through: taken to be copied or carried elsewhere at once, or carried
+//! here to become a sandbox. Nobody has to remember them: each goes with who holds it, also if that is
+//! killed.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use stockade_core::{Bytes, Result, SnapshotId};
+
+use super::{Draft, Snapshot, Snapshots, absent_is_fine, unusable};
+
+/// The file in a draft that names the snapshot which goes with it.
+const PASSING: &str = "passing";
+/// The longest id.
+const MAX_ID: u64 = 64;
+
+/// A snapshot that goes when this is dropped, or by the next to collect if its holder was killed.
+pub struct Passing {
+    store: Arc<Snapshots>,
+    snapshot: Snapshot,
+    /// Absent: it was there before, and stays.
+    draft: Option<Draft>,
+}
+
+impl Passing {
+    /// What it says about itself.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// Removes it now, and says whether that was possible.
+    pub fn end(mut self) -> Result<()> {
+        match self.draft.take() {
+            Some(_draft) => self.store.remove(&self.snapshot.id),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if self.draft.is_some() {
+            // Whoever collects next tries again.
+            let _ = self.store.remove(&self.snapshot.id);
+        }
+    }
+}
+
+impl Draft {
+    /// From now on the snapshot of that name goes with this draft.
+    fn goes_with(&self, id: &SnapshotId) -> Result<()> {
+        let path = self.directory.join(PASSING);
+        let write = |mut file: File| file.write_all(id.as_str().as_bytes());
+        File::create_new(&path)
+            .and_then(write)
+            .map_err(|error| unusable("begin a snapshot", &path, error))
+    }
+}
+
+impl Snapshots {
+    /// Holds a stored snapshot that nobody is to find later.
+    pub fn passing(self: &Arc<Self>, snapshot: Snapshot) -> Result<Passing> {
+        let draft = self.draft()?;
+        draft.goes_with(&snapshot.id)?;
+        Ok(Passing { store: Arc::clone(self), snapshot, draft: Some(draft) })
+    }
+
+    /// Reads a snapshot from a stream as [`Self::import`] does, to be held only.
+    pub fn import_passing(self: &Arc<Self>, from: &mut dyn Read, most: Bytes) -> Result<Passing> {
+        let (snapshot, draft) = self.take_in(from, most, |draft, id| draft.goes_with(id))?;
+        Ok(Passing { store: Arc::clone(self), snapshot, draft })
+    }
+
+    /// Removes the snapshot that goes with the draft of a dead holder.
+    pub(super) fn remove_passed(&self, draft: &Path) -> io::Result<()> {
+        let mut id = String::new();
+        match File::open(draft.join(PASSING)) {
+            Ok(file) => file.take(MAX_ID).read_to_string(&mut id)?,
+            Err(error) => return absent_is_fine(error),
+        };
+        // What is cut off names nothing: its writer was killed before there was a snapshot.
+        match id.parse::<SnapshotId>() {
+            Ok(id) => self.named.remove(id.as_str()),
+            Err(_) => Ok(()),
+        }
+    }
+}
