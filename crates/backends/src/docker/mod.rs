@@ -144,14 +144,11 @@ impl Inner {
         }
         let user = plan::user(admitted.spec(), engine)?;
         let archives = Archives::new(NAME, admitted);
-        let kernel = match boundary {
-            Boundary::SharedKernel => Kernel::Shared,
-            _ => Kernel::Apart,
-        };
+        let shared = boundary == Boundary::SharedKernel;
+        let kernel = if shared { Kernel::Shared } else { Kernel::Apart };
         let brake = Brake::new(NAME, container);
         let sandbox = LinuxSandbox { running, client, user, archives, brake, kernel };
-        let one_user =
-            boundary == Boundary::SharedKernel && walls::has_one_user(sandbox.running.pid);
+        let one_user = shared && walls::has_one_user(sandbox.running.pid);
         Ok((sandbox, Seen { boundary, loose, one_user }))
     }
 

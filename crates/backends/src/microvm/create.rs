@@ -20,7 +20,6 @@ use super::template::{Template, Wanted};
 use super::{Inner, NAME, failed, identity, sparse};
 use crate::across::near::{self, Bridge, Connection, Peer};
 use crate::across::words::HELLO;
-use crate::linux::archives::Archives;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths};
 
@@ -71,8 +70,7 @@ impl Inner {
         let peer = Peer { backend: NAME, called: "its machine".into(), capacity: None };
         let (inside, bridge) = near::build(peer, connection, id, admitted).await?;
         *live.bridge.lock().await = Some(bridge);
-        let (brake, archives) = (Arc::clone(&live.brake), Archives::new(NAME, admitted));
-        Ok(Arc::new(MicrovmSandbox::new(inside, brake, archives)))
+        Ok(Arc::new(MicrovmSandbox::new(inside, Arc::clone(&live.brake))))
     }
 
     /// Starts a copy of the template.

@@ -11,19 +11,17 @@ use stockade_core::{
 };
 
 use crate::across::near::FarSandbox;
-use crate::linux::archives::Archives;
 use crate::linux::brake::{Brake, Braked};
 
 /// A sandbox in a machine of its own.
 pub(super) struct MicrovmSandbox {
     inside: FarSandbox,
     brake: Arc<Brake>,
-    archives: Archives,
 }
 
 impl MicrovmSandbox {
-    pub(super) fn new(inside: FarSandbox, brake: Arc<Brake>, archives: Archives) -> Self {
-        Self { inside, brake, archives }
+    pub(super) fn new(inside: FarSandbox, brake: Arc<Brake>) -> Self {
+        Self { inside, brake }
     }
 }
 
@@ -50,14 +48,12 @@ impl Sandbox for MicrovmSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         self.brake.goes_on("snapshot").await?;
-        self.inside.bridge().push().await?;
-        self.archives.take(self.inside.client(), kind, into).await
+        self.inside.snapshot(kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
         self.brake.goes_on("restore").await?;
-        self.archives.bring_back(self.inside.client(), from).await?;
-        self.inside.bridge().pull().await
+        self.inside.restore(from).await
     }
 
     async fn pause(&self) -> Result<()> {

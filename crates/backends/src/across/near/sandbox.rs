@@ -46,18 +46,6 @@ impl FarSandbox {
         let files = Synced::new(Arc::clone(&client), Arc::clone(&bridge));
         Self { id, user, bridge, client, files, archives, last: AtomicU32::new(0) }
     }
-
-    /// The agent there.
-    #[cfg(feature = "microvm")]
-    pub fn client(&self) -> &AgentClient {
-        &self.client
-    }
-
-    /// The workspace's two copies.
-    #[cfg(feature = "microvm")]
-    pub fn bridge(&self) -> &Bridge {
-        &self.bridge
-    }
 }
 
 #[async_trait]
