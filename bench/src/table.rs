@@ -1,4 +1,4 @@
-//! Rows of measurements, printed with medians, 99th percentiles and ratios to the first rows.
+//! Rows of measurements, printed with the least, medians, 99th percentiles, and ratios of the medians.
 
 use std::time::Duration;
 
@@ -31,11 +31,12 @@ impl Row {
 pub fn print(rows: &mut [Row]) {
     let medians: Vec<(&'static str, f64)> =
         rows.iter_mut().map(|row| (row.name, row.percentile(50))).collect();
-    print!("{:>16} {:>10} {:>10}", "", "p50 ms", "p99 ms");
+    print!("{:>16} {:>10} {:>10} {:>10}", "", "least ms", "p50 ms", "p99 ms");
     medians.iter().for_each(|(name, _)| print!(" {:>13}", format!("÷ {name}")));
     println!();
     for (row, (name, median)) in rows.iter_mut().zip(&medians) {
-        print!("{name:>16} {median:>10.3} {:>10.3}", row.percentile(99));
+        let (least, most) = (row.percentile(0), row.percentile(99));
+        print!("{name:>16} {least:>10.3} {median:>10.3} {most:>10.3}");
         medians.iter().for_each(|(_, other)| print!(" {:>13.2}", median / other));
         println!();
     }

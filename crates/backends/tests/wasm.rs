@@ -227,6 +227,30 @@ async fn memory_that_was_not_had_after_all_is_not_counted() {
     assert_eq!(outcome.ending, Ending::Exited(0));
 }
 
+/// A program that goes on forever.
+const SPINS: &str =
+    r#"(module (memory (export "memory") 1) (func (export "_start") (loop (br 0))))"#;
+
+/// The second time a program is at hand and begins on its caller's thread, which is the only one here: that
+/// it comes back at all shows that the program has left.
+#[tokio::test(flavor = "current_thread")]
+async fn a_program_that_goes_on_leaves_its_callers_thread_and_ends_when_it_is_told_to() {
+    let wasm = Wasm::new(Settings::default().with_module("spins", SPINS));
+    let admitted = admit(&spec(), &wasm.probe().await).unwrap();
+    let id: SandboxId = "leaves".parse().unwrap();
+    let sandbox = wasm.create(&id, &admitted).await.unwrap();
+    let (command, limits) = (Command::program(["spins"]), Limits::defaults());
+    for _ in 0..3 {
+        let mut process = sandbox.spawn(&command, &limits).await.unwrap();
+        process.control.kill().await.unwrap();
+        let Some(ProcessEvent::Exit(exit)) = process.events.next().await else { panic!("no exit") };
+        assert_eq!(exit.status, ExitStatus::Signalled(Signal::KILL));
+    }
+    // One that nobody holds any more ends too.
+    drop(sandbox.spawn(&command, &limits).await.unwrap());
+    wasm.destroy(&id).await.unwrap();
+}
+
 #[tokio::test]
 async fn what_would_show_private_files_is_refused_as_a_workspace_and_as_a_mount() {
     let dir = tempfile::tempdir().unwrap();

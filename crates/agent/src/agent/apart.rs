@@ -22,16 +22,17 @@ pub struct Apart {
 
 impl Apart {
     /// As whoever this process is, unless a keeper can have the orphans after all: tried by a process
-    /// made for it, since the first one of a kernel has them anyway.
+    /// made for it, since the first one of a kernel has them anyway. It shares this one's memory: a copy
+    /// takes such kernels longer than everything else here together.
     pub fn where_needed() -> io::Result<Option<Self>> {
-        let tried = match sys::fork()? {
-            Fork::Child => {
-                let kept = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-                sys::exit_now(i32::from(kept.is_err()))
-            }
-            Fork::Parent(_) => sys::reap(true)?,
-        };
-        Ok((tried.map(|(_, status)| status) != Some(0)).then(Self::own))
+        let mut kept = false;
+        sys::fork_and_wait(&mut || {
+            let own = rustix::process::getpid();
+            kept = rustix::process::set_child_subreaper(Some(own)).is_ok();
+        })?;
+        // Gone already where its end was asked to go unnoticed.
+        let _ = sys::reap(true);
+        Ok((!kept).then(Self::own))
     }
 
     fn own() -> Self {

@@ -38,7 +38,12 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (input, output) = open_pipe(&pipe)?;
-    sys::default_signals();
+    let apart = if apart { Apart::where_needed()? } else { None };
+    // The first process of a kernel has inherited none, and where that is, each call is dear.
+    if apart.is_none() {
+        sys::default_signals();
+    }
+    sys::ignore_broken_pipes();
     // Alone in its session, so that no terminal's signals reach it; refused where it already is.
     let _ = rustix::process::setsid();
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -58,7 +63,7 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
             root: CString::new(root)?,
             open_files: raise_open_files(),
             scope,
-            apart: if apart { Apart::where_needed()? } else { None },
+            apart,
         },
         channels: BTreeMap::new(),
         highest: 0,

@@ -117,8 +117,7 @@ pub fn set_stdio(fds: [RawFd; 3]) -> io::Result<()> {
     Ok(())
 }
 
-/// Undoes what was inherited: every signal has its default effect, except a broken pipe, which is
-/// an error of the write.
+/// Undoes what was inherited: every signal has its default effect.
 pub fn default_signals() {
     // What the kernel takes for an action: all zeroes is the default one. Asked directly, because the
     // C library keeps two signals to itself.
@@ -128,7 +127,11 @@ pub fn default_signals() {
         // refused by the kernel.
         unsafe { libc::syscall(libc::SYS_rt_sigaction, number, &default, 0, 8) };
     }
-    // SAFETY: as above.
+}
+
+/// Makes a broken pipe an error of the write.
+pub fn ignore_broken_pipes() {
+    // SAFETY: sets no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 

@@ -13,10 +13,12 @@ use super::check::{PARTS, TABLE};
 use super::state::State;
 use super::{preview1, preview2};
 
-/// How often a running program is interrupted to look whether it may go on.
-pub(super) const TICK: Duration = Duration::from_millis(5);
+/// How often the clock ticks. A program is first interrupted by the first tick, while its caller waits.
+const TICK: Duration = Duration::from_millis(1);
+/// How many ticks later it is interrupted again, to look whether it may go on.
+pub(super) const SLICE: u64 = 5;
 /// How many ticks the clock goes on when nobody runs any more.
-const LINGER: u32 = 40;
+const LINGER: u32 = 200;
 /// What a program's own calls may take of its stack.
 const STACK: usize = 1 << 20;
 /// The same with room for what the host does on it.

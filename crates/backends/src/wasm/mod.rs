@@ -14,6 +14,7 @@ mod files;
 mod find;
 mod fixed;
 mod isolated;
+mod lane;
 mod ledger;
 mod names1;
 mod names2;

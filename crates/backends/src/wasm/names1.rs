@@ -9,7 +9,7 @@ use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPrevie
 use wiggle::{GuestMemory, GuestPtr};
 
 use super::account::ENTRY;
-use super::preview1::{MODULE, NO_SPACE, split};
+use super::preview1::{MODULE, NO_SPACE, alone, split};
 use super::state::State;
 
 const DENIED: i32 = 2;
@@ -67,6 +67,7 @@ fn open(linker: &mut Linker<State>) -> Result<()> {
         |mut caller: Caller<'_, State>,
          (dir, look, path, len, how, base, inherit, flags, out): Open| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 if state.descriptors.is_full() {
                     return Ok(TOO_MANY_FILES);
@@ -127,6 +128,7 @@ fn make(linker: &mut Linker<State>) -> Result<()> {
         "path_create_directory",
         |mut caller: Caller<'_, State>, (dir, path, len): (i32, i32, i32)| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 if !account.take_disk(ENTRY) {
@@ -144,6 +146,7 @@ fn make(linker: &mut Linker<State>) -> Result<()> {
         "path_symlink",
         |mut caller: Caller<'_, State>, (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
@@ -164,6 +167,7 @@ fn make(linker: &mut Linker<State>) -> Result<()> {
         "path_link",
         |mut caller: Caller<'_, State>, (dir, look, path, len, to, name, name_len): Link| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
@@ -189,6 +193,7 @@ fn rename(linker: &mut Linker<State>) -> Result<()> {
         "path_rename",
         |mut caller: Caller<'_, State>, (dir, path, len, to, name, name_len): Rename| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;

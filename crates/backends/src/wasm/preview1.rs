@@ -18,6 +18,9 @@ pub(super) const MODULE: &str = "wasi_snapshot_preview1";
 pub(super) const NO_SPACE: i32 = 51;
 const INVALID: i32 = 28;
 
+/// More random bytes than this take a while.
+const MUCH: u32 = 64 << 10;
+
 /// The clocks of the interface that the library does not have.
 const PROCESS_TIME: i32 = 2;
 const THREAD_TIME: i32 = 3;
@@ -34,6 +37,7 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     add_to_linker_async(&mut linker, |state: &mut State| &mut state.wasi)?;
     linker.allow_shadowing(true);
     names1::link(&mut linker)?;
+    slow(&mut linker)?;
     files(&mut linker)?;
     writes(&mut linker)?;
     ends(&mut linker)?;
@@ -53,6 +57,61 @@ pub(super) fn split<'a>(
     let (data, state) = memory.data_and_store_mut(caller);
     state.wasi.set_hostcall_fuel(fuel);
     Ok((GuestMemory::Unshared(data), state))
+}
+
+/// Waits for a thread of its own, before something that may take long.
+pub(super) fn alone(caller: &Caller<'_, State>) -> impl Future<Output = ()> + Send + use<> {
+    caller.data().meter.lane.alone()
+}
+
+/// Calls of the library that wait for a file system. There is no file open before the first of them
+/// or of [`names1`] was made; what does something to an open file needs no such care.
+macro_rules! wait_for_files {
+    ($linker:ident, $($name:ident($($given:ident: $kind:ty),*))*) => {$(
+        $linker.func_wrap_async(
+            MODULE,
+            stringify!($name),
+            |mut caller: Caller<'_, State>, ($($given,)*): ($($kind,)*)| {
+                Box::new(async move {
+                    alone(&caller).await;
+                    let (mut memory, state) = split(&mut caller)?;
+                    wasi::$name(&mut state.wasi, &mut memory, $($given),*).await
+                })
+            },
+        )?;
+    )*};
+}
+
+/// Calls that change nothing of what is counted here, but may take long.
+fn slow(linker: &mut Linker<State>) -> Result<()> {
+    wait_for_files! { linker,
+        fd_datasync(fd: i32)
+        fd_sync(fd: i32)
+        fd_filestat_get(fd: i32, out: i32)
+        fd_filestat_set_times(fd: i32, access: i64, change: i64, flags: i32)
+        fd_readdir(fd: i32, into: i32, most: i32, from: i64, out: i32)
+        path_filestat_get(dir: i32, look: i32, path: i32, len: i32, out: i32)
+        path_filestat_set_times(
+            dir: i32, look: i32, path: i32, len: i32, access: i64, change: i64, flags: i32
+        )
+        path_readlink(dir: i32, path: i32, len: i32, into: i32, most: i32, out: i32)
+        path_remove_directory(dir: i32, path: i32, len: i32)
+        path_unlink_file(dir: i32, path: i32, len: i32)
+    }
+    linker.func_wrap_async(
+        MODULE,
+        "random_get",
+        |mut caller: Caller<'_, State>, (into, len): (i32, i32)| {
+            Box::new(async move {
+                if len.cast_unsigned() > MUCH {
+                    alone(&caller).await;
+                }
+                let (mut memory, state) = split(&mut caller)?;
+                wasi::random_get(&mut state.wasi, &mut memory, into, len)
+            })
+        },
+    )?;
+    Ok(())
 }
 
 /// The number of open files is bounded; [`names1`] opens them.
@@ -137,6 +196,7 @@ fn writes(linker: &mut Linker<State>) -> Result<()> {
         "fd_filestat_set_size",
         |mut caller: Caller<'_, State>, (fd, size): (i32, i64)| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let stat = state.wasi.fd_filestat_get(&mut memory, types::Fd::from(fd)).await;
                 let now = stat.map_or(0, |stat| stat.size);
@@ -222,6 +282,7 @@ fn waits(linker: &mut Linker<State>) -> Result<()> {
         "poll_oneoff",
         |mut caller: Caller<'_, State>, (list, events, count, out): (i32, i32, i32, i32)| {
             Box::new(async move {
+                alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let span = if count == 1 { span(&memory, list)? } else { None };
                 let Some((span, userdata)) = span else {
@@ -260,4 +321,106 @@ fn span(memory: &GuestMemory<'_>, at: i32) -> Result<Option<(Duration, u64)>> {
         | types::SubscriptionU::FdRead(_)
         | types::SubscriptionU::FdWrite(_) => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
+
+    use stockade_core::Limits;
+    use wasmtime::{Func, Store, Val, ValType};
+
+    use super::*;
+    use crate::wasm::account::Account;
+    use crate::wasm::engine::{Machine, Machines, Mode, Supply};
+    use crate::wasm::lane::Lane;
+    use crate::wasm::run::{self, Job};
+
+    /// What never takes long: it looks at nothing but the program's own state, fails at once for lack
+    /// of an open file, or gives up its turn by itself where a stream is not ready.
+    const SHORT: [&str; 29] = [
+        "args_get",
+        "args_sizes_get",
+        "clock_res_get",
+        "clock_time_get",
+        "environ_get",
+        "environ_sizes_get",
+        "fd_advise",
+        "fd_allocate",
+        "fd_close",
+        "fd_fdstat_get",
+        "fd_fdstat_set_flags",
+        "fd_fdstat_set_rights",
+        "fd_pread",
+        "fd_prestat_dir_name",
+        "fd_prestat_get",
+        "fd_pwrite",
+        "fd_read",
+        "fd_renumber",
+        "fd_seek",
+        "fd_tell",
+        "fd_write",
+        "proc_exit",
+        "proc_raise",
+        // Of few bytes.
+        "random_get",
+        "sched_yield",
+        "sock_accept",
+        "sock_recv",
+        "sock_send",
+        "sock_shutdown",
+    ];
+
+    fn store(machine: &Machine, lane: Arc<Lane>) -> Store<State> {
+        let limits = Limits::defaults();
+        let job = Job {
+            argv: Vec::new(),
+            env: Vec::new(),
+            openings: Vec::new(),
+            limits,
+            account: Arc::new(Account::new(&limits)),
+            lane,
+            streams: Box::new(|_| ()),
+        };
+        run::store(machine, job).unwrap()
+    }
+
+    /// Whether a call, made on its caller's thread, waits for another one.
+    fn leaves(store: &mut Store<State>, function: Func, given: &[Val]) -> bool {
+        let mut results = vec![Val::I32(0); function.ty(&*store).results().len()];
+        let mut context = Context::from_waker(Waker::noop());
+        let call = pin!(function.call_async(&mut *store, given, &mut results));
+        matches!(call.poll(&mut context), Poll::Pending)
+    }
+
+    #[test]
+    fn what_may_take_long_is_not_done_on_the_callers_thread() {
+        let machine = Machines::new(Supply::Single).get(Mode::Plain).unwrap();
+        let mut all = store(&machine, Lane::callers());
+        let functions: Vec<_> = machine
+            .core
+            .iter(&mut all)
+            .filter_map(|(_, name, item)| Some((name.to_owned(), item.into_func()?)))
+            .collect();
+        assert!(functions.len() > SHORT.len());
+        for (name, function) in functions {
+            let zero = |kind: ValType| if kind.is_i64() { Val::I64(0) } else { Val::I32(0) };
+            let given: Vec<_> = function.ty(&all).params().map(zero).collect();
+            let short = SHORT.contains(&name.as_str());
+            assert_eq!(leaves(&mut all, function, &given), !short, "{name}");
+        }
+    }
+
+    #[test]
+    fn many_random_bytes_are_not_made_on_the_callers_thread() {
+        let machine = Machines::new(Supply::Single).get(Mode::Plain).unwrap();
+        for (lane, leaving) in [(Lane::callers(), true), (Lane::own(), false)] {
+            let mut store = store(&machine, lane);
+            let found = machine.core.get(&mut store, MODULE, "random_get").unwrap();
+            let given = [Val::I32(0), Val::I32(-1)];
+            assert_eq!(leaves(&mut store, found.into_func().unwrap(), &given), leaving);
+        }
+    }
 }

@@ -91,7 +91,8 @@ impl Library {
         Ok(program)
     }
 
-    fn recall(&self, mode: Mode, hash: &Hash) -> Option<Arc<Program>> {
+    /// The program of this digest, if it need only be taken.
+    pub(super) fn recall(&self, mode: Mode, hash: &Hash) -> Option<Arc<Program>> {
         let mut warm = self.warm();
         let at = warm.iter().position(|(of, known, _)| *of == mode && known == hash)?;
         let found = warm.remove(at)?;

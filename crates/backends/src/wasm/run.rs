@@ -1,5 +1,5 @@
-//! One program from its first instruction to its last, on the thread that calls. How it ended comes from
-//! the machine's traps and this backend's own counters, never from text (C-16).
+//! One program from its first instruction to its last, on whatever thread goes on with it. How it ended
+//! comes from the machine's traps and this backend's own counters, never from text (C-16).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use wasmtime::{Error, Store, Trap, UpdateDeadline};
 use wasmtime_wasi::{FsPerms, I32Exit, WasiCtxBuilder, WasiView};
 
 use super::account::Account;
-use super::engine::{Machine, Mode};
+use super::engine::{Machine, Mode, SLICE};
 use super::fixed;
+use super::lane::Lane;
 use super::program::Program;
 use super::state::{Descriptors, Meter, STREAMS, State, Stop};
 
@@ -33,6 +34,7 @@ pub(super) struct Job {
     pub openings: Vec<Opening>,
     pub limits: EffectiveLimits,
     pub account: Arc<Account>,
+    pub lane: Arc<Lane>,
     /// Gives it its streams.
     pub streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
 }
@@ -71,19 +73,19 @@ pub(super) async fn run(
 
 /// A store with everything the program may use.
 pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFailure> {
-    let Job { argv, env, openings, limits, account, streams } = job;
+    let Job { argv, env, openings, limits, account, lane, streams } = job;
     let fixed = machine.mode == Mode::Fixed;
     let given = openings.len() + STREAMS;
     let wasi = wasi(&argv, &env, openings, streams, fixed)
         .map_err(|error| StartFailure::NoResources(short(&error)))?;
-    let meter = Meter::start(account, limits.cpu_time.map(Into::into));
+    let meter = Meter::start(account, lane, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
     let mut store = Store::new(
         &machine.engine,
         State { wasi, meter, descriptors, fixed, ended: Arc::default() },
     );
     store.data_mut().ctx().table.set_max_capacity(RESOURCES);
-    store.limiter(|state| &mut state.meter);
+    store.limiter_async(|state| &mut state.meter);
     if machine.mode.counts() {
         // The machine counts, so that setting it cannot fail.
         let _ = store.set_fuel(limits.fuel.unwrap_or(u64::MAX));
@@ -97,9 +99,9 @@ pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFa
 fn look(meter: &Meter) -> Result<UpdateDeadline, Error> {
     meter.check()?;
     Ok(match meter.account.paused() {
-        None => UpdateDeadline::Yield(1),
+        None => UpdateDeadline::Yield(SLICE),
         Some(mut paused) => UpdateDeadline::YieldCustom(
-            1,
+            SLICE,
             Box::pin(async move {
                 // An account that is gone pauses nobody.
                 let _ = paused.wait_for(|paused| !*paused).await;

@@ -16,6 +16,7 @@ use super::NAME;
 use super::body::{Body, environment};
 use super::engine::{Machine, Mode};
 use super::find::{self, Start};
+use super::lane::Lane;
 use super::process::{self, Handle, Inside};
 use super::program::Program;
 use super::run::{self, Job, Opening};
@@ -28,6 +29,9 @@ const END_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How often a program's sandbox is looked for.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// The largest program that is put together on its caller's thread.
+const SMALL: usize = 1 << 20;
 
 /// The programs of a sandbox that have not ended.
 #[derive(Default)]
@@ -106,11 +110,15 @@ impl Sandbox for WasmSandbox {
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::pair(command.stdin != Stdin::None);
         self.programs.note(&self.body.id, handle)?;
-        let plan = Plan { body: Arc::clone(&self.body), command: command.clone(), limits: *limits };
-        let started = self.body.shared.threads.run(move |runtime| {
-            runtime.block_on(plan.perform(inside));
-        });
-        started.map_err(|error| {
+        let lane = Lane::callers();
+        let plan = Plan {
+            body: Arc::clone(&self.body),
+            command: command.clone(),
+            limits: *limits,
+            lane: Arc::clone(&lane),
+        };
+        let begun = self.body.shared.threads.begin(lane, Box::pin(plan.perform(inside)));
+        begun.map_err(|error| {
             Error::new(ErrorCode::System, "spawn", "no thread for it").backend(NAME).source(error)
         })?;
         Ok(process)
@@ -144,6 +152,7 @@ struct Plan {
     body: Arc<Body>,
     command: Command,
     limits: EffectiveLimits,
+    lane: Arc<Lane>,
 }
 
 struct Prepared {
@@ -163,10 +172,12 @@ impl Plan {
                 builder.stdin(Inlet::new(input));
             }
         };
-        let prepared = self.prepare(Box::new(streams));
+        let prepared = self.prepare(Box::new(streams)).await;
         let ended = match prepared {
             Ok(Prepared { machine, program, job }) => {
                 let ended = async move {
+                    // Before that it cannot go on for long.
+                    self.lane.alone().await;
                     tokio::select! {
                         // Nobody who could want it ended is left: then it must not go on either.
                         _ = killed.wait_for(|killed| *killed) => ExitStatus::Signalled(Signal::KILL),
@@ -182,7 +193,7 @@ impl Plan {
         drop(present);
     }
 
-    fn prepare(
+    async fn prepare(
         &self,
         streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
     ) -> Result<Prepared, StartFailure> {
@@ -190,21 +201,54 @@ impl Plan {
         let start = find::start(&body.tree, &self.command)?;
         let argv = self.command.argv();
         let name = argv.first().map_or("", String::as_str);
-        let bytes = body.program(&start, name)?;
-        let unsuited = || StartFailure::NoResources("this machine cannot run WebAssembly".into());
-        let mode = Mode::of(body.deterministic, self.limits.fuel);
-        let machine = body.shared.machines.get(mode).ok_or_else(unsuited)?;
-        let program = body.shared.library.load(&machine, bytes);
-        let program = program.map_err(|unfit| find::refused(name, &unfit))?;
+        let (machine, program) = match self.at_hand(name) {
+            Some(found) => found,
+            None => {
+                self.lane.alone().await;
+                self.load(&start, name)?
+            }
+        };
         let job = Job {
             env: environment(&self.command.env),
             argv,
             openings: self.openings(start),
             limits: self.limits,
             account: Arc::clone(&body.account),
+            lane: Arc::clone(&self.lane),
             streams,
         };
         Ok(Prepared { machine, program, job })
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::of(self.body.deterministic, self.limits.fuel)
+    }
+
+    /// A program that begins at once: known, small, and a module. A component's calls say nothing
+    /// about how long they take.
+    fn at_hand(&self, name: &str) -> Option<(Arc<Machine>, Arc<Program>)> {
+        let shared = &self.body.shared;
+        let known = shared.modules.get(name).filter(|_| !name.contains('/'))?;
+        if known.bytes.len() > SMALL {
+            return None;
+        }
+        let program = shared.library.recall(self.mode(), &known.hash)?;
+        let machine = shared.machines.get(self.mode())?;
+        matches!(*program, Program::Core(_)).then_some((machine, program))
+    }
+
+    fn load(
+        &self,
+        start: &Start<'_>,
+        name: &str,
+    ) -> Result<(Arc<Machine>, Arc<Program>), StartFailure> {
+        let shared = &self.body.shared;
+        let bytes = self.body.program(start, name)?;
+        let unsuited = || StartFailure::NoResources("this machine cannot run WebAssembly".into());
+        let machine = shared.machines.get(self.mode()).ok_or_else(unsuited)?;
+        let program = shared.library.load(&machine, bytes);
+        let program = program.map_err(|unfit| find::refused(name, &unfit))?;
+        Ok((machine, program))
     }
 
     fn openings(&self, start: Start<'_>) -> Vec<Opening> {

@@ -5,21 +5,25 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use stockade_core::{ExitStatus, LimitKind, Signal};
-use wasmtime::{ResourceLimiter, Result};
+use wasmtime::{ResourceLimiterAsync, Result};
 use wasmtime_wasi::filesystem::Descriptor;
 use wasmtime_wasi::p1::WasiP1Ctx;
-use wasmtime_wasi::{WasiCtxView, WasiView};
+use wasmtime_wasi::{WasiCtxView, WasiView, async_trait};
 
 use super::account::Account;
 use super::check::TABLE;
 use super::engine::LARGEST_MEMORY;
+use super::lane::Lane;
 
 /// What an element of a table takes.
 const ELEMENT: u64 = 16;
 /// The most instances, memories and tables that one program is made of.
 const PARTS: usize = 256;
+
+/// How much memory a program may have on its caller's thread: filling all of it is one instruction,
+/// which is not interrupted.
+const SMALL: u64 = 8 << 20;
 
 /// Input, output and errors.
 pub(super) const STREAMS: usize = 3;
@@ -107,29 +111,33 @@ impl Descriptors {
 /// Memory, processor time and disk of one program, on its sandbox's account.
 pub(super) struct Meter {
     pub account: Arc<Account>,
+    pub lane: Arc<Lane>,
     cpu_most: Option<Duration>,
-    cpu_before: Duration,
     held: u64,
     peak: u64,
     refused: bool,
 }
 
 impl Meter {
-    /// Starts to count, for the thread that runs the program.
-    pub(super) fn start(account: Arc<Account>, cpu_most: Option<Duration>) -> Self {
-        let cpu_before = thread_time();
-        Self { account, cpu_most, cpu_before, held: 0, peak: 0, refused: false }
+    /// Starts to count.
+    pub(super) fn start(
+        account: Arc<Account>,
+        lane: Arc<Lane>,
+        cpu_most: Option<Duration>,
+    ) -> Self {
+        lane.restart();
+        Self { account, lane, cpu_most, held: 0, peak: 0, refused: false }
     }
 
     /// Counts from here on anew, for another call.
     pub(super) fn restart(&mut self) {
-        self.cpu_before = thread_time();
+        self.lane.restart();
         self.refused = false;
     }
 
     /// Processor time so far.
     pub(super) fn cpu_time(&self) -> Duration {
-        thread_time().saturating_sub(self.cpu_before)
+        self.lane.used()
     }
 
     /// Fails when the processor time is used up.
@@ -173,6 +181,13 @@ impl Meter {
         self.refused |= !granted;
         granted
     }
+
+    /// A program that has grown large leaves its caller's thread.
+    async fn settle(&self) {
+        if self.held > SMALL {
+            self.lane.alone().await;
+        }
+    }
 }
 
 impl Drop for Meter {
@@ -181,14 +196,29 @@ impl Drop for Meter {
     }
 }
 
-impl ResourceLimiter for Meter {
-    fn memory_growing(&mut self, now: usize, then: usize, most: Option<usize>) -> Result<bool> {
-        Ok(self.grow((now, then), most, LARGEST_MEMORY, 1))
+#[async_trait]
+impl ResourceLimiterAsync for Meter {
+    async fn memory_growing(
+        &mut self,
+        now: usize,
+        then: usize,
+        most: Option<usize>,
+    ) -> Result<bool> {
+        let granted = self.grow((now, then), most, LARGEST_MEMORY, 1);
+        self.settle().await;
+        Ok(granted)
     }
 
-    fn table_growing(&mut self, now: usize, then: usize, most: Option<usize>) -> Result<bool> {
+    async fn table_growing(
+        &mut self,
+        now: usize,
+        then: usize,
+        most: Option<usize>,
+    ) -> Result<bool> {
         let largest = usize::try_from(TABLE).unwrap_or(usize::MAX);
-        Ok(self.grow((now, then), most, largest, ELEMENT))
+        let granted = self.grow((now, then), most, largest, ELEMENT);
+        self.settle().await;
+        Ok(granted)
     }
 
     fn instances(&self) -> usize {
@@ -204,7 +234,30 @@ impl ResourceLimiter for Meter {
     }
 }
 
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use stockade_core::Limits;
+
+    use super::*;
+
+    #[test]
+    fn a_program_with_much_memory_does_not_stay_on_its_callers_thread() {
+        let account = Arc::new(Account::new(&Limits::defaults()));
+        let lane = Lane::callers();
+        let mut meter = Meter::start(account, Arc::clone(&lane), None);
+        let mut context = Context::from_waker(Waker::noop());
+        let little = pin!(meter.memory_growing(0, 1 << 20, None)).poll(&mut context);
+        assert!(matches!(little, Poll::Ready(Ok(true))));
+        {
+            let mut much = pin!(meter.memory_growing(1 << 20, 64 << 20, None));
+            assert!(much.as_mut().poll(&mut context).is_pending());
+            lane.leave();
+            lane.arrive();
+            assert!(matches!(much.poll(&mut context), Poll::Ready(Ok(true))));
+        }
+        assert_eq!(meter.peak(), 64 << 20);
+    }
 }

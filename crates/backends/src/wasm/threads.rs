@@ -1,17 +1,26 @@
 //! Threads that run programs: one each, because a program uses its thread up until it is interrupted.
 //! Idle ones wait for the next program, with a timer of their own, so that nothing depends on the
-//! runtime of whoever asked.
+//! runtime of whoever asked. A program gets one when it has not ended at its first interruption.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::unconstrained;
+
+use super::lane::Lane;
 
 /// How many wait for the next program.
 const IDLE: usize = 64;
 /// Compiling recurses; the program itself has a stack of its own.
 const STACK: usize = 4 << 20;
+
+/// A program until its end.
+pub(super) type Course = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 type Task = Box<dyn FnOnce(&Runtime) + Send>;
 type Idle = Mutex<Vec<SyncSender<Task>>>;
@@ -25,6 +34,20 @@ fn lock(idle: &Idle) -> MutexGuard<'_, Vec<SyncSender<Task>>> {
 }
 
 impl Threads {
+    /// Begins a program on this thread, and goes on with it on one of its own if that was not all.
+    pub(super) fn begin(&self, lane: Arc<Lane>, mut course: Course) -> io::Result<()> {
+        match first(&mut course) {
+            Poll::Ready(()) => Ok(()),
+            Poll::Pending => {
+                lane.leave();
+                self.run(move |runtime| {
+                    lane.arrive();
+                    runtime.block_on(course);
+                })
+            }
+        }
+    }
+
     /// Runs a task on a thread of its own.
     pub(super) fn run(&self, task: impl FnOnce(&Runtime) + Send + 'static) -> io::Result<()> {
         let mut task: Task = Box::new(task);
@@ -40,6 +63,17 @@ impl Threads {
         let runtime = Builder::new_current_thread().enable_time().build()?;
         thread.spawn(move || serve(&runtime, task, &idle)).map(drop)
     }
+}
+
+/// The first piece. Whoever waits for a program whose machine panics is told that it is lost, as if it
+/// had taken a thread of its own along.
+fn first(course: &mut Course) -> Poll<()> {
+    // Nobody is woken by it: it is asked again as soon as it has a thread.
+    let mut context = Context::from_waker(Waker::noop());
+    // The caller's own work is not what the program is to be interrupted for.
+    let mut piece = unconstrained(course.as_mut());
+    let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut piece).poll(&mut context)));
+    polled.unwrap_or(Poll::Ready(()))
 }
 
 fn serve(runtime: &Runtime, first: Task, idle: &Weak<Idle>) {

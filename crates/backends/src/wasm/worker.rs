@@ -17,6 +17,7 @@ use super::account::Account;
 use super::check::{self, Kind, LARGEST, Unfit};
 use super::code::Trusted;
 use super::engine::{Machines, Supply};
+use super::lane::Lane;
 use super::ledger::Ledger;
 use super::program;
 use super::report::{Answer, HOME, Order, Way};
@@ -122,6 +123,7 @@ fn perform(mut order: Order, limits: Limits) -> Result<Exit, StartFailure> {
         env: std::mem::take(&mut order.env),
         limits,
         account: Arc::new(account),
+        lane: Lane::own(),
         streams: Box::new(inherit),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

@@ -13,6 +13,7 @@ use super::{Answer, Arguments};
 use crate::wasm::account::Account;
 use crate::wasm::check::{self, Kind};
 use crate::wasm::engine::{Machine, Mode, Running};
+use crate::wasm::lane::Lane;
 use crate::wasm::run::{self, Job, Phase};
 use crate::wasm::state::State;
 use crate::wasm::{NAME, Shared};
@@ -56,6 +57,7 @@ impl Callee {
             openings: Vec::new(),
             limits,
             account: Arc::new(Account::new(&limits)),
+            lane: Lane::own(),
             streams: Box::new(|_| ()),
         };
         let mut store = run::store(&machine, job)
