@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use serde_json::{Value, json};
-use stockade_core::{Backend, Boundary, Bytes, Error, Feature, Result, SandboxId};
+use stockade_core::{Boundary, Bytes, Error, Feature, Result, SandboxId};
 use stockade_launcher::seal;
 use tokio::net::UnixStream;
 
