@@ -15,8 +15,8 @@ use crate::open::Sources;
 use crate::plan::LaunchPlan;
 use crate::template::Template;
 use crate::walls::proc::Mask;
-use crate::walls::verify::{Expected, read_back};
 use crate::walls::sources::When;
+use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
     caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };

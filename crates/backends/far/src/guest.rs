@@ -152,4 +152,3 @@ fn read_line(port: &mut File) -> io::Result<Vec<u8>> {
     }
     Err(io::ErrorKind::InvalidData.into())
 }
-

@@ -9,9 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use stockade_backends::across::vmm::{FILES, FIRST, LONGEST};
 
 /// Only comes back if it fails.

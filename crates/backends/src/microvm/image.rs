@@ -141,11 +141,7 @@ impl Root {
         Ok(SandboxSpec {
             workspace: Workspace::Local(host(draft)?),
             mounts,
-            limits: Limits {
-                memory: Some(MEMORY),
-                disk: Some(LARGEST),
-                ..Limits::default()
-            },
+            limits: Limits { memory: Some(MEMORY), disk: Some(LARGEST), ..Limits::default() },
             ..SandboxSpec::default()
         })
     }

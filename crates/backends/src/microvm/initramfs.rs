@@ -58,7 +58,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         std::fs::write(place.path().join("x"), whole).unwrap();
         let script = "cpio --quiet -i <x && cat a/b";
-        let ran = std::process::Command::new("sh").args(["-c", script]).current_dir(&place).output();
+        let ran =
+            std::process::Command::new("sh").args(["-c", script]).current_dir(&place).output();
         assert_eq!(ran.unwrap().stdout, b"text");
     }
 }

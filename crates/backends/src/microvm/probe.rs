@@ -2,7 +2,7 @@
 
 use stockade_core::{Capabilities, Error, Feature, Support};
 
-use super::{NAME, EMULATED};
+use super::{EMULATED, NAME};
 use crate::linux;
 
 /// What native offers and a machine of its own cannot.
@@ -22,7 +22,10 @@ const ABSENT: [(Feature, &str, &str); 3] = [
 
 /// What is there by other means than in native walls.
 const OTHERWISE: [(Feature, &str); 6] = [
-    (Feature::LocalWorkspace, "copied into the machine; changes are brought back after each command"),
+    (
+        Feature::LocalWorkspace,
+        "copied into the machine; changes are brought back after each command",
+    ),
     (Feature::HostImage, "a read-only image of the host's system directories"),
     (Feature::DirectoryImage, "a read-only image made of the directory"),
     (Feature::FilesystemIsolation, "disks of the machine's own"),

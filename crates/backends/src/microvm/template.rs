@@ -76,7 +76,8 @@ impl Wanted {
         let program = qemu::program().map(version).unwrap_or_default();
         let Self { memory, disk, cpus, .. } = self;
         let kernel = version(&kernel.path);
-        let facts = format!("{VERSION} {SUM} {program} {kernel} {image} {memory:?} {disk:?} {cpus}");
+        let facts =
+            format!("{VERSION} {SUM} {program} {kernel} {image} {memory:?} {disk:?} {cpus}");
         fingerprint::hash(facts.as_bytes())
     }
 }
@@ -187,12 +188,7 @@ async fn greeted(vm: &dyn Vm) -> Result<Capabilities> {
 }
 
 /// What the machine is started with.
-async fn furnish(
-    wanted: &Wanted,
-    kernel: &Kernel,
-    image: &Path,
-    draft: &Path,
-) -> Result<Machine> {
+async fn furnish(wanted: &Wanted, kernel: &Kernel, image: &Path, draft: &Path) -> Result<Machine> {
     let machine = Machine {
         kernel: draft.join("kernel"),
         initramfs: draft.join("initramfs"),

@@ -19,7 +19,18 @@ const CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
 /// Programs of the root, all of them one.
 const PROGRAMS: [&str; 12] = [
-    "sh", "true", "cat", "ls", "sleep", "echo", "id", "hostname", "mount", "env", "dd", "sha256sum",
+    "sh",
+    "true",
+    "cat",
+    "ls",
+    "sleep",
+    "echo",
+    "id",
+    "hostname",
+    "mount",
+    "env",
+    "dd",
+    "sha256sum",
 ];
 
 /// Where the tests of this user keep what they share.

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, BackendName, Error, ErrorCode, HostPath, Image, Result, SandboxId, SandboxSpec, Workspace,
+    Admitted, BackendName, Error, ErrorCode, HostPath, Image, Result, SandboxId, SandboxSpec,
+    Workspace,
 };
 use tokio::io::{AsyncBufRead, AsyncWrite};
 

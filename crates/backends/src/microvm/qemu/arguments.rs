@@ -33,7 +33,8 @@ impl Order {
         order.say(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         order.pair("-display", "none");
         order.pair("-accel", format!("tcg,thread=single,tb-size={CODE}"));
-        let parts = "acpi=on,rtc=off,pit=off,pic=off,isa-serial=on,suppress-vmdesc=on,memory-backend=ram";
+        let parts =
+            "acpi=on,rtc=off,pit=off,pic=off,isa-serial=on,suppress-vmdesc=on,memory-backend=ram";
         order.pair("-machine", format!("microvm,{parts}"));
         order.pair("-cpu", "max");
         order.pair("-smp", machine.cpus.to_string());

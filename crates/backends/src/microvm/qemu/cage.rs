@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use stockade_core::{
     Backend, Bytes, Command, Error, ErrorCode, HostPath, Limits, Mount, Process, ProcessControl,
-    ProcessEvent, ProcessEvents, Result, SandboxId, SandboxSpec, Sandbox, StreamId,
+    ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxSpec, StreamId,
 };
 use tokio::time::timeout;
 

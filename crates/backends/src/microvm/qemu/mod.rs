@@ -162,7 +162,6 @@ impl Driver for Qemu {
         };
         Ok(Box::new(self.start(id, machine, memory, dir, incoming, false).await?))
     }
-
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
