@@ -26,14 +26,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=/boot");
     // Where every change is judged, nothing is left out for want of a package.
     let judged = std::env::var_os("CI").is_some();
-    if !judged && !has_machine() {
-        println!("cargo::rustc-cfg=no_vm");
-    }
-    if !judged && !(has_machine() && Path::new("/usr/bin/mkfs.erofs").exists()) {
-        println!("cargo::rustc-cfg=no_microvm");
-    }
-    if !judged && !Path::new("/usr/bin/runsc").exists() {
-        println!("cargo::rustc-cfg=no_runsc");
+    let packs = Path::new("/usr/bin/mkfs.erofs").exists();
+    for (there, lacking) in [
+        (has_machine(), "no_vm"),
+        (has_machine() && packs, "no_microvm"),
+        (Path::new("/usr/bin/runsc").exists(), "no_runsc"),
+    ] {
+        if !judged && !there {
+            println!("cargo::rustc-cfg={lacking}");
+        }
     }
     Ok(())
 }

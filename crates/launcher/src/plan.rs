@@ -14,9 +14,6 @@ pub struct LaunchPlan {
     pub id: String,
     /// Host name inside.
     pub hostname: String,
-    /// A file that stands in for what the kernel says of its start, where several machines have started as
-    /// one; absent: the kernel's own.
-    pub boot_id: Option<PathBuf>,
     /// Where the system directories come from.
     pub root: Root,
     /// Bytes of a writable layer over the root; absent: the root is read-only.
@@ -54,7 +51,6 @@ impl Default for LaunchPlan {
         LaunchPlan {
             id: String::new(),
             hostname: "stockade".to_owned(),
-            boot_id: None,
             root: Root::Host,
             copy_on_write: None,
             workspace: Workspace::Ephemeral { bytes: 64 << 20 },

@@ -15,6 +15,7 @@ use crate::open::Sources;
 use crate::plan::LaunchPlan;
 use crate::template::Template;
 use crate::walls::proc::Mask;
+use crate::walls::sources::When;
 use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
     caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
@@ -102,9 +103,10 @@ fn mount_all(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     let staged = root::stage(b.plan, b.template)?;
     let private = scratch::set_up(&staged, b.plan.tmp_bytes)?;
     sources::workspace(&staged, b.plan, b.sources)?;
-    sources::mounts(&staged, b.plan, b.sources)?;
+    sources::mounts(&staged, b.plan, b.sources, When::BeforeProc)?;
     proc::terminals(&staged)?;
-    proc::set_up(&staged, b.masks, b.plan.boot_id.as_deref())?;
+    proc::set_up(&staged, b.masks)?;
+    sources::mounts(&staged, b.plan, b.sources, When::InProc)?;
     root::enter(&staged)?;
     Ok(private)
 }
@@ -131,7 +133,6 @@ fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
     deep.extend(b.plan.mounts.iter().map(|mount| mount.target.as_path()));
     deep.extend(b.template.mounts.iter().map(PathBuf::as_path));
     let mut mounts = vec!["/", "/proc", "/dev/pts"];
-    mounts.extend(b.plan.boot_id.as_ref().map(|_| proc::BOOT_ID_PATH));
     mounts.extend(private.iter().filter_map(|place| place.to_str()));
     mounts.extend(b.masks.iter().map(|mask| mask.path.as_str()));
     Expected { plan: b.plan, ground: b.ground, mounts, deep, landlock: b.landlock }

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Socket;
 
-use rustix::fs::{FileType, OFlags, fstat};
+use rustix::fs::{FileType, fstat};
 use rustix::stdio::{stdin, stdout};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -34,15 +35,21 @@ pub fn output() -> io::Result<Output> {
     }
 }
 
-/// Both directions of a machine's port.
+/// Both directions of a machine's port. By threads that wait for it: one read brings what one buffer of the
+/// host's held and no more, which whoever waits for readiness takes for the end of what there is.
 pub fn port(port: File) -> io::Result<(Input, Output)> {
-    rustix::fs::fcntl_setfl(&port, OFlags::NONBLOCK)?;
-    let (input, output) = (port.try_clone()?, port);
-    // A device that can be waited for as a pipe can.
-    Ok((
-        Box::new(pipe::Receiver::from_file_unchecked(input)?),
-        Box::new(pipe::Sender::from_file_unchecked(output)?),
-    ))
+    let (ours, theirs) = Socket::pair()?;
+    let (inward, outward) = (port.try_clone()?, port);
+    let (to, from) = (theirs.try_clone()?, theirs);
+    std::thread::Builder::new().spawn(move || {
+        let _ = io::copy(&mut &inward, &mut &to);
+        // Nobody speaks any more.
+        let _ = to.shutdown(Shutdown::Both);
+    })?;
+    std::thread::Builder::new().spawn(move || io::copy(&mut &from, &mut &outward))?;
+    ours.set_nonblocking(true)?;
+    let (input, output) = UnixStream::from_std(ours)?.into_split();
+    Ok((Box::new(input), Box::new(output)))
 }
 
 fn is_pipe(fd: &OwnedFd) -> io::Result<bool> {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use stockade_core::{
     Admitted, EffectiveLimits, Image, Layers, Network, Result, RootMode, SandboxId, SandboxSpec,
@@ -18,6 +18,8 @@ use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
 
 /// Where a system says which machine it is.
 const MACHINE_ID: &str = "/etc/machine-id";
+/// Where the kernel says which start of it this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 pub(super) fn plan(
     id: &SandboxId,
@@ -64,15 +66,17 @@ pub(super) fn plan(
 /// Has the sandbox be told these of its machine.
 pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
     plan.hostname.clone_from(&own.hostname);
-    plan.boot_id = Some(own.boot_id.clone());
+    let shown = |source: &Path, target: &str| {
+        let (source, target) = (source.to_owned(), target.into());
+        launcher::Mount { source, target, read_only: true }
+    };
+    plan.mounts.push(shown(&own.boot_id, BOOT_ID));
     let has_one = match &plan.root {
         launcher::Root::Directory(image) => image.join(&MACHINE_ID[1..]).is_file(),
         launcher::Root::Host => false,
     };
-    let chosen = plan.mounts.iter().any(|mount| mount.target.as_os_str() == MACHINE_ID);
-    if has_one && !chosen {
-        let source = own.machine_id.clone();
-        plan.mounts.push(launcher::Mount { source, target: MACHINE_ID.into(), read_only: true });
+    if has_one {
+        plan.mounts.push(shown(&own.machine_id, MACHINE_ID));
     }
 }
 

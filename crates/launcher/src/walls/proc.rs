@@ -4,12 +4,10 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::CWD;
 use rustix::mount::MountAttrFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::open::name;
 
 /// Masked where the host has it: a directory by an empty one, a file by an empty one. The mount
 /// refuses every write; these may not be read either. What the kernel itself shows only to
@@ -29,10 +27,6 @@ const MASKED: &[(&str, &str)] = &[
     ("timer_list", "what other processes do"),
     ("timer_stats", "what other processes do"),
 ];
-
-/// What the kernel says of its start, in `/proc`.
-const BOOT_ID: &str = "sys/kernel/random/boot_id";
-pub(crate) const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 
 /// One masked name, and whether it is a directory.
 #[derive(Clone, Debug)]
@@ -54,11 +48,7 @@ pub(crate) fn masks() -> Vec<Mask> {
 
 /// Mounts and masks it. Comes before the old root is left: the kernel gives a fresh `/proc` only to
 /// those who can still see a whole one.
-pub(crate) fn set_up(
-    root: &OwnedFd,
-    masks: &[Mask],
-    boot_id: Option<&Path>,
-) -> Result<(), Failure> {
+pub(crate) fn set_up(root: &OwnedFd, masks: &[Mask]) -> Result<(), Failure> {
     let tree = fs::make("proc", &[], fs::LOOK_ONLY).at(Wall::Proc, "a fresh /proc")?;
     fs::attach_in(&tree, root, Path::new("/proc")).at(Wall::Proc, "/proc")?;
     for mask in masks {
@@ -66,10 +56,6 @@ pub(crate) fn set_up(
         let empty = if mask.directory { "sys" } else { "dev/null" };
         let cover = fs::clone_tree(root, empty).at(Wall::Proc, &mask.path)?;
         fs::attach_at(cover, &tree, &mask.name).at(Wall::Proc, &mask.path)?;
-    }
-    if let Some(own) = boot_id {
-        let own = fs::clone_with(CWD, &name(own), fs::LOOK_ONLY).at(Wall::Proc, BOOT_ID)?;
-        fs::attach_at(own, &tree, BOOT_ID).at(Wall::Proc, BOOT_ID)?;
     }
     Ok(())
 }

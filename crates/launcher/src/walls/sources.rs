@@ -38,9 +38,23 @@ pub(crate) fn workspace(
     }
 }
 
+/// Which of the mounts: those below `/proc` have to wait for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    BeforeProc,
+    InProc,
+}
+
 /// Mounts the rest, in the plan's order.
-pub(crate) fn mounts(root: &OwnedFd, plan: &LaunchPlan, sources: &Sources) -> Result<(), Failure> {
-    for (mount, source) in plan.mounts.iter().zip(&sources.mounts) {
+pub(crate) fn mounts(
+    root: &OwnedFd,
+    plan: &LaunchPlan,
+    sources: &Sources,
+    when: When,
+) -> Result<(), Failure> {
+    let due = |target: &Path| target.starts_with("/proc") == (when == When::InProc);
+    let all = plan.mounts.iter().zip(&sources.mounts);
+    for (mount, source) in all.filter(|(mount, _)| due(&mount.target)) {
         let target = &mount.target;
         let make = !(is_kept(&plan.workspace) && target.starts_with(&plan.workspace_target));
         let mounted = ready(root, target, source.directory, make)
