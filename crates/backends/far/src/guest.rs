@@ -15,6 +15,7 @@ use stockade_backends::across::guest::{Identity, LINE, PORT, Ready};
 use stockade_backends::native::Native;
 
 use crate::base::{Base, IMAGE, ROOT};
+use crate::vsock::Listener;
 use crate::{identity, measure, serve, streams};
 
 /// Where the modules lie, named in the order in which they are loaded.
@@ -116,29 +117,45 @@ fn enter(root: &str) -> io::Result<()> {
 pub async fn second(native: Native) -> io::Result<()> {
     let base = Base::of_a_guest();
     let measured = Box::new(measure::anew(&native, &base).await);
-    let mut port = open_port()?;
-    let mut line = serde_json::to_vec(&Ready { measured })?;
-    line.push(b'\n');
-    port.write_all(&line)?;
-    // Here the machine is copied: what follows happens once in each copy.
-    let identity: Identity = serde_json::from_slice(&read_line(&mut port)?)?;
+    let mut ready = serde_json::to_vec(&Ready { measured })?;
+    ready.push(b'\n');
+    // In here the machine is copied: what follows happens once in each copy.
+    let (told, pipe) = wait_to_be_copied(&ready)?;
+    let identity: Identity = serde_json::from_slice(&told)?;
     identity::take(&identity)?;
     native.call_machine(identity::own(&identity));
-    let (input, output) = streams::port(port)?;
+    let (input, output) = streams::port(pipe)?;
     serve::serve(native, Ok(base), input, output, None).await
 }
 
+/// Says that it is ready, and hears who it is now, by a port or by a socket if there is none.
+fn wait_to_be_copied(ready: &[u8]) -> io::Result<(Vec<u8>, File)> {
+    if let Some(mut port) = open_port()? {
+        port.write_all(ready)?;
+        return Ok((read_line(&mut port)?, port));
+    }
+    let listener = Listener::open().map_err(|error| at("nobody can speak to it", error))?;
+    let mut pipe = listener.accept()?;
+    pipe.write_all(ready)?;
+    loop {
+        match read_line(&mut pipe) {
+            Ok(told) => return Ok((told, pipe)),
+            // A connection does not survive the copying: the next one is the copy's own.
+            Err(_) => pipe = listener.accept()?,
+        }
+    }
+}
+
 /// The port of our name, whatever number the kernel gave it.
-fn open_port() -> io::Result<File> {
-    for entry in fs::read_dir("/sys/class/virtio-ports")? {
-        let entry = entry?;
+fn open_port() -> io::Result<Option<File>> {
+    for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
         if name.trim() == PORT {
             let device = Path::new("/dev").join(entry.file_name());
-            return File::options().read(true).write(true).open(device);
+            return File::options().read(true).write(true).open(device).map(Some);
         }
     }
-    Err(io::Error::new(io::ErrorKind::NotFound, "there is no port to speak to"))
+    Ok(None)
 }
 
 fn read_line(port: &mut File) -> io::Result<Vec<u8>> {

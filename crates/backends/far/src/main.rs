@@ -13,6 +13,7 @@ mod serve;
 mod session;
 mod streams;
 mod vmm;
+mod vsock;
 mod watch;
 
 use std::io::{Read, Write};

@@ -1,15 +1,13 @@
 //! A guest's end of the sockets between a machine and who runs it, for monitors that have no serial port.
 #![allow(unsafe_code, reason = "the address of such a socket has no safe form")]
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::ptr;
 
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
-use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use stockade_backends::across::guest::VSOCK_PORT;
 
 /// Whoever runs this machine, and whatever this machine is called.
@@ -41,7 +39,8 @@ pub struct Listener(OwnedFd);
 
 impl Listener {
     pub fn open() -> io::Result<Self> {
-        let socket = socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let family = AddressFamily::VSOCK.as_raw();
         let (reserved, flags, zero) = (0, 0, [0; 3]);
         bind(&socket, &Address { family, reserved, port: VSOCK_PORT, machine: ANY, flags, zero })?;
@@ -49,8 +48,8 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// Waits for a connection. It is read and written like any other socket of a stream.
-    pub fn accept(&self) -> io::Result<UnixStream> {
+    /// Waits for a connection.
+    pub fn accept(&self) -> io::Result<File> {
         Ok(accept_with(&self.0, SocketFlags::CLOEXEC)?.into())
     }
 }

@@ -15,12 +15,15 @@ const SUFFIX: &str = "-cloud-amd64";
 
 /// The modules in the order in which they are loaded, each after what it needs. One that the kernel has
 /// built in is not there as a file.
-const MODULES: [&str; 8] = [
+const MODULES: [&str; 11] = [
     "kernel/drivers/virtio/virtio.ko",
     "kernel/drivers/virtio/virtio_ring.ko",
     "kernel/drivers/virtio/virtio_mmio.ko",
     "kernel/drivers/block/virtio_blk.ko",
     "kernel/drivers/char/virtio_console.ko",
+    "kernel/net/vmw_vsock/vsock.ko",
+    "kernel/net/vmw_vsock/vmw_vsock_virtio_transport_common.ko",
+    "kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko",
     "kernel/lib/libcrc32c.ko",
     "kernel/fs/erofs/erofs.ko",
     "kernel/fs/overlayfs/overlay.ko",

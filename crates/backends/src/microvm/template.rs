@@ -291,7 +291,7 @@ mod tests {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
         let store = Store::open(Some(place.path().join("store"))).unwrap();
         let native = Arc::new(Native::new());
-        let driver = Arc::new(Qemu::new(Arc::clone(&native), store.program().unwrap()));
+        let driver = Arc::new(Qemu::open(Arc::clone(&native), store.program().unwrap()).unwrap());
         let workshop = Workshop { store, native, driver: Arc::clone(&driver) as _ };
         let limits = Limits::default();
         let wanted = Wanted::of(root(place.path()), &limits);
