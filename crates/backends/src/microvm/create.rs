@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stockade_core::{Admitted, Error, ErrorCode, Image, Result, Sandbox, SandboxId};
+use stockade_core::{Admitted, Error, ErrorCode, Image, Millicores, Result, Sandbox, SandboxId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -25,6 +25,9 @@ use crate::linux::{lock, paths};
 
 /// How long a copy may take to say its first word.
 const FIRST_WORD: Duration = Duration::from_secs(30);
+
+/// The least that all of a machine gets.
+const ONE_PROCESSOR: Millicores = Millicores(1000);
 
 /// A sandbox of this value, or one that it is about to build.
 pub(super) struct Live {
@@ -84,7 +87,9 @@ impl Inner {
         let disk = private.path().join("disk");
         copy_disk(template.disk(), disk.clone()).await?;
         let mut machine = template.machine(disk.clone());
-        machine.cpu_rate = admitted.limits().cpu_rate;
+        // What the guest may use is held inside. A machine that is slower than one processor would keep
+        // its own kernel from building the walls in time.
+        machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(ONE_PROCESSOR));
         let driver = &self.workshop().await?.driver;
         let vm = driver.resume(id, &machine, &template.saved(), private.path()).await?;
         let vm: Arc<dyn Vm> = Arc::from(vm);

@@ -48,14 +48,15 @@ pub fn options() -> Options {
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
 pub fn root() -> PathBuf {
-    let root = place().join("root-1");
+    let root = place().join("root-2");
     if root.exists() {
         return root;
     }
     fs::create_dir_all(place()).unwrap();
     let draft = tempfile::tempdir_in(place()).unwrap();
     let made = draft.path().join("root");
-    fs::create_dir_all(made.join("bin")).unwrap();
+    fs::create_dir_all(made.join("usr/bin")).unwrap();
+    symlink("usr/bin", made.join("bin")).unwrap();
     fs::create_dir_all(made.join("etc")).unwrap();
     fs::copy("/bin/busybox", made.join("bin/busybox")).unwrap();
     for program in PROGRAMS {
