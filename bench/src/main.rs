@@ -26,7 +26,7 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 10] = [
+const ALL: [Measurement; 11] = [
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
     ("microvm", microvm::measure),

@@ -43,7 +43,7 @@ fn place() -> PathBuf {
 
 /// How machines are made.
 pub fn options() -> Options {
-    Options { root: Some(root()), cache: Some(place().join("store")) }
+    Options { root: Some(root()), cache: Some(place().join("store")), ..Options::default() }
 }
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
@@ -88,7 +88,7 @@ pub fn engine_process() -> Command {
 }
 
 fn arguments() -> Vec<String> {
-    let Options { root, cache } = options();
+    let Options { root, cache, .. } = options();
     vec![
         format!("{ROOT}={}", root.unwrap().display()),
         format!("{CACHE}={}", cache.unwrap().display()),
