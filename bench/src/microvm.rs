@@ -30,8 +30,12 @@ async fn compare(dir: &Path) -> Measured {
     fs::create_dir_all(root.join("bin"))?;
     fs::copy("/bin/busybox", root.join("bin/busybox"))?;
     symlink("busybox", root.join("bin/true"))?;
-    let options =
-        Options { root: Some(root), cache: Some(dir.join("store")), ..Options::default() };
+    let options = Options {
+        root: Some(root),
+        cache: Some(dir.join("store")),
+        prepare: true,
+        ..Options::default()
+    };
     let backend: Arc<dyn Backend> = Arc::new(Microvm::new(options));
     let begun = Instant::now();
     if let Some((reason, _)) = backend.probe().await.unavailable {

@@ -144,7 +144,7 @@ impl Settings {
     /// How virtual machines are made.
     pub fn microvm(&self) -> microvm::Options {
         let MicrovmSetting { root, cache, firecracker } = self.microvm.clone();
-        microvm::Options { root, cache, firecracker }
+        microvm::Options { root, cache, firecracker, prepare: false }
     }
 
     /// What the engine is opened with.

@@ -42,10 +42,12 @@ pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
     }
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
-    let measured = engine.detect().await;
+    let taken = match &selection.chosen {
+        Some(chosen) => engine.detect_one(chosen).await,
+        None => None,
+    };
     engine.close().await?;
-    let taken = measured.iter().find(|one| Some(&one.backend) == selection.chosen.as_ref());
-    let admitted = taken.and_then(|capabilities| admit(&spec, capabilities).ok());
+    let admitted = taken.and_then(|capabilities| admit(&spec, &capabilities).ok());
     let limits = admitted.map(|admitted| admitted.enforcement().to_vec()).unwrap_or_default();
     let explanation = Explanation { selection, limits };
     if printer.is_json() {

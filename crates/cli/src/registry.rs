@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use stockade_backends::docker::{Docker, Progress};
 use stockade_backends::gvisor::Gvisor;
 use stockade_backends::landlock::{self, Landlock};
-use stockade_backends::microvm::Microvm;
+use stockade_backends::microvm::{self, Microvm};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
 use stockade_backends::ssh::Ssh;
@@ -38,11 +38,18 @@ pub enum Isolation {
 }
 
 /// Every backend that builds walls, the usual one first.
-pub fn real(settings: &Settings) -> Vec<Arc<dyn Backend>> {
-    real_with(Native::new(), wasm(None, Isolation::Usual), settings)
+pub fn real(settings: &Settings, choice: &BackendChoice) -> Vec<Arc<dyn Backend>> {
+    real_with(Native::new(), wasm(None, Isolation::Usual), settings, choice)
 }
 
-fn real_with(native: Native, wasm: Wasm, settings: &Settings) -> Vec<Arc<dyn Backend>> {
+fn real_with(
+    native: Native,
+    wasm: Wasm,
+    settings: &Settings,
+    choice: &BackendChoice,
+) -> Vec<Arc<dyn Backend>> {
+    // Nobody who has not asked for machines waits until the first is made.
+    let prepare = matches!(choice, BackendChoice::Named(name) if *name == microvm::NAME);
     vec![
         Arc::new(native),
         Arc::new(Docker::new(settings.docker(), fetching())),
@@ -50,7 +57,7 @@ fn real_with(native: Native, wasm: Wasm, settings: &Settings) -> Vec<Arc<dyn Bac
         Arc::new(Landlock::new()),
         Arc::new(wasm),
         Arc::new(Ssh::new(settings.hosts())),
-        Arc::new(Microvm::new(settings.microvm())),
+        Arc::new(Microvm::new(microvm::Options { prepare, ..settings.microvm() })),
     ]
 }
 
@@ -99,7 +106,7 @@ pub fn has_namespaces(name: &BackendName) -> bool {
 
 /// One of them by name.
 pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
-    let all = real(settings);
+    let all = real(settings, &BackendChoice::Named(name.clone()));
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
     named.ok_or_else(|| unknown(name, &all))
 }
@@ -117,7 +124,7 @@ pub async fn engine_with(
     choice: &BackendChoice,
 ) -> Result<Engine> {
     let wasm = wasm(Some(&settings.state_dir()?), isolation);
-    let backends = complete(real_with(native, wasm, settings), choice)?;
+    let backends = complete(real_with(native, wasm, settings, choice), choice)?;
     let engine = Engine::open(settings.engine()?, backends).await?;
     lasting::sweep(&settings.state_dir()?);
     Ok(engine)
@@ -125,7 +132,7 @@ pub async fn engine_with(
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
 pub fn backends(settings: &Settings, choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
-    complete(real(settings), choice)
+    complete(real(settings, choice), choice)
 }
 
 fn complete(

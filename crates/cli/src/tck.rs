@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use stockade_core::{Backend, BackendName, Error, ErrorCode, Result};
+use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_tck::{OnHost, Options, Report, run, serve_engine};
 
 use crate::config::Settings;
@@ -45,8 +45,8 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
         Some(name) => vec![registry::backend(&settings, name)?],
-        None if args.all => registry::real(&settings),
-        None => registry::real(&settings).into_iter().take(1).collect(),
+        None if args.all => registry::real(&settings, &BackendChoice::Auto),
+        None => registry::real(&settings, &BackendChoice::Auto).into_iter().take(1).collect(),
     };
     let options = Options { only: args.only.clone(), jobs: args.jobs };
     let judge = || judge(backends, &options, printer);

@@ -67,6 +67,8 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// The Firecracker that runs them; absent: QEMU does.
     pub firecracker: Option<firecracker::Settings>,
+    /// Whether what is not prepared yet is prepared to be measured, which may take minutes and gigabytes.
+    pub prepare: bool,
 }
 
 /// The microvm backend. Its sandboxes end with this value.
@@ -126,7 +128,11 @@ impl Inner {
 
     async fn measure(&self) -> Result<Capabilities> {
         let workshop = self.workshop().await?;
-        let template = workshop.ready(&self.usual()).await?;
+        let usual = self.usual();
+        let template = match self.options.prepare {
+            true => workshop.ready(&usual).await?,
+            false => workshop.find(&usual)?.ok_or_else(not_prepared)?,
+        };
         let mut measured = probe::adapted(workshop.driver.boundary(), &template.measured);
         if measured.boundary == Boundary::Emulated {
             measured.only_by_name = Some(format!("{EMULATED}; {}", kvm().await));
@@ -164,6 +170,12 @@ impl Inner {
         };
         self.swept.get_or_init(|| sweep).await;
     }
+}
+
+fn not_prepared() -> Error {
+    Error::new(ErrorCode::Unavailable, "probe", "no machine is prepared yet")
+        .backend(NAME)
+        .remedy("prepare it once, which takes a while: `stockade run --backend microvm -- true`")
 }
 
 /// What KVM is good for here.
@@ -223,8 +235,8 @@ impl Backend for Microvm {
     }
 
     fn fingerprint(&self) -> Option<String> {
-        let template = self.0.usual().fingerprint().ok()?;
-        Some(format!("{SUM} {template}"))
+        let (prepare, template) = (self.0.options.prepare, self.0.usual().fingerprint().ok()?);
+        Some(format!("{SUM} {template} {prepare}"))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

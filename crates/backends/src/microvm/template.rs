@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use stockade_core::{Backend, Bytes, Capabilities, EffectiveLimits, Result, SandboxId};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::driver::{Disk, Driver, Machine, Saved, Vm};
@@ -152,10 +153,14 @@ impl Workshop {
         draft: &Path,
     ) -> Result<Capabilities> {
         let vm = self.driver.boot(id, machine, dir).await?;
-        let measured = timeout(STARTING, greeted(&*vm)).await;
+        let pipe = vm.connect().await?;
+        let mut pipe = BufReader::new(pipe);
+        let measured = timeout(STARTING, greeted(&*vm, &mut pipe)).await;
         let slow = || failed("create", "its machine did not start in time");
         let measured = measured.unwrap_or_else(|_| Err(slow()))?;
         vm.save(draft).await?;
+        // Not before: a machine that is hung up on ends.
+        drop(pipe);
         vm.end().await?;
         let written = serde_json::to_vec(&measured).map_err(io::Error::from);
         let written = written.and_then(|text| fs::write(draft.join("measured"), text));
@@ -171,10 +176,9 @@ fn unreadable(error: io::Error) -> stockade_core::Error {
 }
 
 /// What the machine says when it is ready to be copied.
-async fn greeted(vm: &dyn Vm) -> Result<Capabilities> {
-    let pipe = vm.connect().await?;
+async fn greeted(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Result<Capabilities> {
     let mut line = String::new();
-    let read = BufReader::new(pipe).take(LINE as u64).read_line(&mut line).await;
+    let read = pipe.take(LINE as u64).read_line(&mut line).await;
     let nonsense = |error: io::Error| {
         let message = format!("its machine ended before it was ready: {}", vm.said());
         failed("create", message).source(error)

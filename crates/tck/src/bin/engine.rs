@@ -46,6 +46,7 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
         Some("microvm") => Ok(Arc::new(OnHost::new(Arc::new(Microvm::new(microvm::Options {
             root: std::env::var_os(MICROVM_ROOT).map(Into::into),
             cache: std::env::var_os(MICROVM_CACHE).map(Into::into),
+            prepare: true,
             ..microvm::Options::default()
         }))))),
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),

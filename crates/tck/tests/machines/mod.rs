@@ -43,7 +43,12 @@ fn place() -> PathBuf {
 
 /// How machines are made.
 pub fn options() -> Options {
-    Options { root: Some(root()), cache: Some(place().join("store")), ..Options::default() }
+    Options {
+        root: Some(root()),
+        cache: Some(place().join("store")),
+        prepare: true,
+        ..Options::default()
+    }
 }
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
