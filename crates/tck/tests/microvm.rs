@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 use stockade_core::{Backend, Command, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, Options, Report, Status, hostile,
-    probe_bytes, run,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, Options, Report, Status, probe_bytes, run,
 };
 
 fn judge(report: &Report, least: usize) {
@@ -45,12 +44,6 @@ async fn the_microvm_backend_passes_every_case_it_declares_the_features_for() {
     // An emulated machine keeps a processor busy: more at once would only wait for each other.
     let options = Options { only: only(), jobs: 2 };
     judge(&run(Arc::new(machines::subject()), &options).await, least);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[cfg_attr(no_microvm, ignore = "no virtual machine can be made: run scripts/setup as root")]
-async fn hostile_programs_end_in_the_right_outcome_on_microvm_too() {
-    judge(&hostile::run(Arc::new(machines::subject()), only()).await, 1);
 }
 
 #[test]

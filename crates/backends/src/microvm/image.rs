@@ -73,7 +73,7 @@ impl Root {
         match self {
             Self::Host => {
                 let state = |path: &&str| fingerprint::version(Path::new(path)).unwrap_or_default();
-                let all: Vec<_> = SIGNS.iter().map(|path| state(&path)).collect();
+                let all: Vec<_> = SIGNS.iter().map(state).collect();
                 Ok(fingerprint::hash(format!("host {}", all.join(" ")).as_bytes()))
             }
             Self::Directory(path) => fingerprint::of_tree(path).map_err(|error| {

@@ -187,9 +187,11 @@ async fn kvm() -> Kvm {
 async fn on_hardware(settings: &firecracker::Settings) -> Result<Firecracker> {
     match kvm().await {
         Kvm::Works => Firecracker::open(settings.clone()).await,
-        other => Err(Error::new(ErrorCode::Unavailable, "create", other.to_string())
-            .backend(NAME)
-            .remedy(other.remedy())),
+        lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {
+            Err(Error::new(ErrorCode::Unavailable, "create", lacking.to_string())
+                .backend(NAME)
+                .remedy(lacking.remedy()))
+        }
     }
 }
 
