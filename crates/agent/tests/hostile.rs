@@ -67,7 +67,7 @@ fn some_message(numbers: &mut Numbers, channel: u32) -> Vec<u8> {
         terminal: (numbers.below(2) == 0).then_some(Size { rows: 1, cols: 1 }),
         limits: vec![(Limit::CoreSize, 0)],
     };
-    frame(&match numbers.below(10) {
+    frame(&match numbers.below(11) {
         0 => ToAgent::Spawn(channel, spawn),
         1 => ToAgent::Stdin(channel, &[7; 100]),
         2 => ToAgent::StdinEnd(channel),
@@ -76,7 +76,8 @@ fn some_message(numbers: &mut Numbers, channel: u32) -> Vec<u8> {
         5 => ToAgent::Kill(channel),
         6 => ToAgent::Resize(channel, Size { rows: 1, cols: 1 }),
         7 => ToAgent::File(channel, FileRequest::List("qqqq")),
-        8 => ToAgent::File(channel, FileRequest::Watch("qqqq")),
+        8 => ToAgent::Hush(channel),
+        9 => ToAgent::File(channel, FileRequest::Watch("qqqq")),
         _ => ToAgent::File(channel, FileRequest::Read("qqqq", 0, 100)),
     })
 }
@@ -202,8 +203,13 @@ async fn facing(bytes: Vec<u8>) -> (Process, Vec<ErrorCode>, String) {
 #[test]
 fn the_client_closes_on_the_first_thing_that_does_not_fit() {
     test(async {
-        let exited =
-            |code| FromAgent::Exited { channel: 1, end: End::Code(code), cpu_us: 0, peak_kib: 0 };
+        let exited = |code| FromAgent::Exited {
+            channel: 1,
+            end: End::Code(code),
+            cpu_us: 0,
+            peak_kib: 0,
+            unsent: [0; 2],
+        };
         let entry = FileEntry { kind: FileKind::File, mode: 0, size: 0, name: "x" };
         let piece = vec![0; 100_000];
         let flood: Vec<_> =
@@ -225,7 +231,13 @@ fn the_client_closes_on_the_first_thing_that_does_not_fit() {
             }),
             ("an exit code there is not", answer(&exited(256))),
             ("an exit of a request", {
-                answer(&FromAgent::Exited { channel: 2, end: End::Lost, cpu_us: 0, peak_kib: 0 })
+                answer(&FromAgent::Exited {
+                    channel: 2,
+                    end: End::Lost,
+                    cpu_us: 0,
+                    peak_kib: 0,
+                    unsent: [0; 2],
+                })
             }),
             ("an answer to a program", answer(&FromAgent::FileDone(1))),
             ("output of a request", answer(&FromAgent::Output(2, Stream::Stdout, b"x"))),

@@ -8,7 +8,7 @@ use common::{connected, read_to_end, read_until, run, sh, status, test};
 use stockade_agent::client::Limit;
 use stockade_core::{
     Command, ErrorCode, ExitStatus, ProcessEvent, Signal, StartFailure, Stdin, StreamId,
-    TerminalSize, User,
+    TerminalSize, Unsent, User,
 };
 
 #[test]
@@ -307,5 +307,23 @@ fn a_flood_arrives_whole() {
             }
         }
         assert_eq!(seen, 1 << 30);
+    });
+}
+
+#[test]
+fn what_nobody_wants_is_counted_and_not_sent() {
+    test(async {
+        let (_agent, client) = connected().await;
+        let script =
+            "echo one; read go; head -c 3000000 /dev/zero; head -c 700000 /dev/zero >&2; exit 3";
+        let command = Command { stdin: Stdin::Stream, ..sh(script) };
+        let mut process = client.spawn(&command, &[]).await.unwrap();
+        read_until(&mut process, "one\n").await;
+        process.control.hush().await;
+        process.control.write_stdin(Bytes::from_static(b"\n")).await.unwrap();
+        let done = read_to_end(&mut process).await;
+        assert_eq!((done.stdout.len(), done.stderr.len()), (0, 0));
+        assert_eq!(done.exit.unsent, Unsent { stdout: 3_000_000, stderr: 700_000 });
+        assert_eq!(done.exit.status, ExitStatus::Exited(3));
     });
 }

@@ -62,6 +62,8 @@ fn every_message_to_the_agent_survives() {
     }
     to_agent_survives(&ToAgent::Signal(1, 9));
     to_agent_survives(&ToAgent::Kill(1));
+    to_agent_survives(&ToAgent::Hush(1));
+    to_agent_survives(&ToAgent::Keep(7, vec![1, 3]));
     to_agent_survives(&ToAgent::Resize(1, Size { rows: 1, cols: u16::MAX }));
     for request in requests() {
         to_agent_survives(&ToAgent::File(3, request));
@@ -77,7 +79,13 @@ fn every_message_from_the_agent_survives() {
     }
     from_agent_survives(&FromAgent::Output(1, Stream::Stderr, b"\0\xff"));
     for end in [End::Code(-1), End::Signal(9), End::Lost] {
-        from_agent_survives(&FromAgent::Exited { channel: 1, end, cpu_us: 2, peak_kib: 3 });
+        from_agent_survives(&FromAgent::Exited {
+            channel: 1,
+            end,
+            cpu_us: 2,
+            peak_kib: 3,
+            unsent: [4, 5],
+        });
     }
     from_agent_survives(&FromAgent::Ended(1));
     from_agent_survives(&FromAgent::KeeperLost(1));

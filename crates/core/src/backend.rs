@@ -212,6 +212,10 @@ pub trait ProcessControl: Send + Sync {
         Err(Error::unsupported("close stdin", Feature::Stdin))
     }
 
+    /// Nobody wants what it writes from now on. Where it can be thrown away and counted where it is
+    /// written, [`Exit::unsent`] tells how much that was; elsewhere it comes as before.
+    async fn hush(&self) {}
+
     /// Changes its terminal's size. Requires `terminal`.
     async fn resize(&self, _size: TerminalSize) -> Result<()> {
         Err(Error::unsupported("resize", Feature::Terminal))
@@ -248,6 +252,17 @@ pub struct Exit {
     pub peak_memory: Option<Bytes>,
     /// Instructions by the count of [`LimitKind::Fuel`], if it was kept.
     pub fuel: Option<u64>,
+    /// Bytes it wrote after [`ProcessControl::hush`] that were not sent.
+    pub unsent: Unsent,
+}
+
+/// Output that was counted where it was written, and thrown away there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unsent {
+    /// Bytes of [`StreamId::Stdout`].
+    pub stdout: u64,
+    /// Bytes of [`StreamId::Stderr`].
+    pub stderr: u64,
 }
 
 /// What ended a process.
@@ -267,7 +282,7 @@ pub enum ExitStatus {
 
 impl From<ExitStatus> for Exit {
     fn from(status: ExitStatus) -> Self {
-        Self { status, cpu_time: None, peak_memory: None, fuel: None }
+        Self { status, cpu_time: None, peak_memory: None, fuel: None, unsent: Unsent::default() }
     }
 }
 

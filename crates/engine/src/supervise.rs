@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes as Data;
 use stockade_core::{
     EffectiveLimits, Ending, Exit, ExitStatus, Process, ProcessControl, ProcessEvent,
-    ProcessEvents, Stdin, StreamId, StreamReport, Usage,
+    ProcessEvents, Stdin, StreamId, StreamReport, Unsent, Usage,
 };
 use tokio::sync::watch;
 
@@ -31,7 +31,10 @@ pub(crate) struct Ended {
 /// Passes output on up to the cap; counts and drops the rest (C-12).
 struct Pump<'a> {
     history: &'a History,
+    control: &'a dyn ProcessControl,
     room: u64,
+    /// Whether it was said that nothing more is wanted.
+    hushed: bool,
     stdout: StreamReport,
     stderr: StreamReport,
 }
@@ -51,6 +54,15 @@ impl Pump<'_> {
         if passed > 0 {
             self.history.push(stream, data).await;
         }
+        if dropped > 0 && !std::mem::replace(&mut self.hushed, true) {
+            self.control.hush().await;
+        }
+    }
+
+    /// Counts what was dropped where it was written. The number is the guest's word.
+    fn count(&mut self, unsent: Unsent) {
+        self.stdout.dropped = self.stdout.dropped.saturating_add(unsent.stdout);
+        self.stderr.dropped = self.stderr.dropped.saturating_add(unsent.stderr);
     }
 
     /// Reads events until the end. Cancel-safe: it may be polled again after being left half-way.
@@ -58,7 +70,10 @@ impl Pump<'_> {
         loop {
             match events.next().await {
                 Some(ProcessEvent::Output(stream, data)) => self.accept(stream, data).await,
-                Some(ProcessEvent::Exit(exit)) => return exit,
+                Some(ProcessEvent::Exit(exit)) => {
+                    self.count(exit.unsent);
+                    return exit;
+                }
                 None => return ExitStatus::Lost("its events ended without an exit".into()).into(),
             }
         }
@@ -77,7 +92,8 @@ pub(crate) async fn supervise(
     let Process { mut events, control } = process;
     let room = limits.output.map_or(u64::MAX, |cap| cap.0);
     let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
-    let mut pump = Pump { history, room, stdout, stderr };
+    let control = control.as_ref();
+    let mut pump = Pump { history, control, room, hushed: false, stdout, stderr };
     let (exit, stopped) = {
         let drive = pump.drive(events.as_mut());
         tokio::pin!(drive);
@@ -85,12 +101,12 @@ pub(crate) async fn supervise(
             // An end that has been reported wins over a timer that fires at the same moment.
             biased;
             exit = &mut drive => (Some(exit), None),
-            ending = stop(limits, control.as_ref(), cancelled) => {
+            ending = stop(limits, control, cancelled) => {
                 history.stop_holding();
-                let ended = kill(control.as_ref(), &mut drive).await;
+                let ended = kill(control, &mut drive).await;
                 (ended, Some(ending))
             }
-            never = feed(stdin, control.as_ref()) => match never {},
+            never = feed(stdin, control) => match never {},
         }
     };
     let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));

@@ -133,6 +133,10 @@ impl ProcessControl for Deaf {
         self.0.close_stdin().await
     }
 
+    async fn hush(&self) {
+        self.0.hush().await;
+    }
+
     async fn resize(&self, size: TerminalSize) -> Result<()> {
         self.0.resize(size).await
     }

@@ -60,10 +60,9 @@ impl Channel {
                 .filter(|tap| !tap.is_done())
                 .for_each(|tap| tap.pump(number, link, true));
         }
-        let drained = self.taps.iter().all(Tap::is_done);
         match &mut self.work {
-            Work::Run(run) => run.settle(number, link, drained),
-            Work::Job(job) => job.settle(number, link, drained),
+            Work::Run(run) => run.settle(number, link, &self.taps),
+            Work::Job(job) => job.settle(number, link, self.taps.iter().all(Tap::is_done)),
             Work::Watch(watch) => watch.is_over(),
         }
     }
@@ -81,6 +80,13 @@ impl Channel {
                 watch.end();
                 link.send(&FromAgent::Ended(number));
             }
+        }
+    }
+
+    /// Nobody wants what a program writes. What a request yields is its answer, and is sent.
+    pub fn hush(&mut self) {
+        if matches!(self.work, Work::Run(_)) {
+            self.taps.iter_mut().for_each(Tap::hush);
         }
     }
 

@@ -29,7 +29,12 @@ impl Agent {
     }
 
     fn handle(&mut self, message: ToAgent<'_>) -> Result<(), Stop> {
-        if !self.greeted && !matches!(message, ToAgent::Hello(_)) {
+        let is_due = match &message {
+            ToAgent::Hello(_) => true,
+            ToAgent::Keep(..) => self.greeted,
+            _ => self.greeted && !self.renewed,
+        };
+        if !is_due {
             return Err(Stop::Broken);
         }
         match message {
@@ -49,6 +54,12 @@ impl Agent {
                 self.find(number)?;
                 if let Some(channel) = self.channels.get_mut(&number) {
                     channel.kill(number, &mut self.link);
+                }
+            }
+            ToAgent::Keep(last, kept) => self.keep(last, &kept)?,
+            ToAgent::Hush(number) => {
+                if let Some(channel) = self.find(number)? {
+                    channel.hush();
                 }
             }
             ToAgent::Resize(number, size) => {

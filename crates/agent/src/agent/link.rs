@@ -1,9 +1,12 @@
 //! The pipe to the engine: whole frames in, whole frames out, never blocking, bounded.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::{Errno, write};
 
+use super::run::unblock;
 use super::sys;
 
 use crate::protocol::{DecodeError, FromAgent, MAX_DATA, MAX_FRAME, Stream, TooLong, put_output};
@@ -35,11 +38,27 @@ pub struct Link {
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     sent: usize,
+    /// Whether both directions are one socket, over which another can come to take its place.
+    is_one: bool,
+    /// Channels that whoever is there now knows nothing of.
+    unheard: BTreeSet<u32>,
 }
 
 impl Link {
-    pub fn new(input: OwnedFd, output: OwnedFd) -> Self {
-        Self { input, output, inbox: Vec::new(), outbox: Vec::new(), sent: 0 }
+    pub fn new(input: OwnedFd, output: OwnedFd, is_one: bool) -> Self {
+        let (inbox, outbox, unheard) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { input, output, inbox, outbox, sent: 0, is_one, unheard }
+    }
+
+    /// The one that takes its place. What was under way is nobody's.
+    pub fn renewed(socket: OwnedFd) -> io::Result<Self> {
+        unblock(&socket)?;
+        Ok(Self::new(socket.try_clone()?, socket, true))
+    }
+
+    /// Nothing more is said of this channel.
+    pub fn keep_from(&mut self, channel: u32) {
+        self.unheard.insert(channel);
     }
 
     /// Whether more may be queued.
@@ -54,6 +73,9 @@ impl Link {
 
     /// Queues a message. The sizes of all texts are bounded where they are made, so it fits.
     pub fn send(&mut self, message: &FromAgent<'_>) {
+        if message.channel().is_some_and(|channel| self.unheard.contains(&channel)) {
+            return;
+        }
         let fits: Result<(), TooLong> = message.encode(&mut self.outbox);
         debug_assert!(fits.is_ok(), "{message:?}");
     }
@@ -70,11 +92,24 @@ impl Link {
         put_output(&mut self.outbox, channel, stream, |out| sys::read_more(from, out, most))
     }
 
-    /// Reads once.
-    pub fn fill(&mut self) -> Result<(), Stop> {
-        match sys::read_more(&self.input, &mut self.inbox, PIECE) {
-            Ok(0) => Err(Stop::Closed),
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+    /// Throws away what can be read. Returns how many bytes; 0 is the end.
+    pub fn discard(&mut self, from: &OwnedFd) -> Result<usize, Errno> {
+        let end = self.outbox.len();
+        let got = sys::read_more(from, &mut self.outbox, MAX_DATA);
+        self.outbox.truncate(end);
+        got
+    }
+
+    /// Reads once. Returns the socket that is to take this one's place, if that is what came.
+    pub fn fill(&mut self) -> Result<Option<OwnedFd>, Stop> {
+        let read = match self.is_one {
+            true => sys::receive_more(&self.input, &mut self.inbox, PIECE),
+            false => sys::read_more(&self.input, &mut self.inbox, PIECE).map(|count| (count, None)),
+        };
+        match read {
+            Ok((0, None)) => Err(Stop::Closed),
+            Ok((_, socket)) => Ok(socket),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(_) => Err(Stop::Closed),
         }
     }

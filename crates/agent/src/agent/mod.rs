@@ -13,6 +13,7 @@ mod keeper;
 mod link;
 mod poll;
 mod program;
+mod renew;
 mod run;
 mod scope;
 mod start;
@@ -46,6 +47,8 @@ struct Agent {
     /// The highest channel number so far; every other number up to it has ended.
     highest: u32,
     greeted: bool,
+    /// Another side has come that has not said yet what it knows.
+    renewed: bool,
     /// When to look again for processes that are to be killed.
     next_hunt: Option<Instant>,
 }

@@ -90,7 +90,11 @@ impl Agent {
     /// Deals with one thing that happened.
     pub fn serve_source(&mut self, source: Source) -> Result<(), Stop> {
         match source {
-            Source::Input => return self.link.fill(),
+            Source::Input => {
+                if let Some(socket) = self.link.fill()? {
+                    return self.renew(socket);
+                }
+            }
             // Every turn ends by sending.
             Source::Output => {}
             Source::Children => return self.reap(),

@@ -63,11 +63,12 @@ impl Run {
     }
 
     /// Tells the end once all output was passed on. Returns whether nothing is left to do.
-    pub fn settle(&mut self, number: u32, link: &mut Link, drained: bool) -> bool {
+    pub fn settle(&mut self, number: u32, link: &mut Link, taps: &[Tap; 2]) -> bool {
         if let Phase::Ended(end, cpu_us, peak_kib) = self.phase
-            && drained
+            && taps.iter().all(Tap::is_done)
         {
-            link.send(&FromAgent::Exited { channel: number, end, cpu_us, peak_kib });
+            let unsent = taps.each_ref().map(Tap::unsent);
+            link.send(&FromAgent::Exited { channel: number, end, cpu_us, peak_kib, unsent });
             self.phase = Phase::Told;
         }
         matches!(self.phase, Phase::Told | Phase::Failed) && self.keeper.is_none()

@@ -14,7 +14,6 @@ use super::link::Link;
 use super::program::Surroundings;
 use super::scope::Scope;
 use super::{Agent, sys};
-use crate::protocol::{FromAgent, Hello, MAX_FRAME, VERSION};
 
 /// The argument which says that a Landlock domain takes the place of a pid namespace.
 const SCOPED: &str = "--scoped";
@@ -38,6 +37,7 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (input, output) = open_pipe(&pipe)?;
+    let is_one = !pipe.contains(',');
     let apart = if apart { Apart::where_needed()? } else { None };
     // The first process of a kernel has inherited none, and where that is, each call is dear.
     if apart.is_none() {
@@ -55,7 +55,7 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
     }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut agent = Agent {
-        link: Link::new(input, output),
+        link: Link::new(input, output, is_one),
         children: sys::watch_children()?,
         scope,
         roots: Roots::open(&root)?,
@@ -68,12 +68,13 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
         channels: BTreeMap::new(),
         highest: 0,
         greeted: false,
+        renewed: false,
         next_hunt: None,
     };
     if scoped {
         sys::hold_requests()?;
     }
-    agent.link.send(&FromAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 }));
+    agent.greet_first();
     Ok(agent)
 }
 

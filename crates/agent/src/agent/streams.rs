@@ -22,6 +22,11 @@ pub struct Tap {
     /// What was there when the writer ended. What others write after that is not its output, and
     /// waiting for them to pause would be waiting for ever.
     last: Option<u64>,
+    /// Nobody wants it: what comes is counted, and not sent.
+    hushed: bool,
+    unsent: u64,
+    /// Nothing is read until it is known who wants it.
+    held: bool,
     /// Nothing is sent any more; what still comes is thrown away, so that a background process that
     /// logs is neither blocked nor killed.
     muted: bool,
@@ -29,7 +34,17 @@ pub struct Tap {
 
 impl Tap {
     pub fn new(stream: Stream, fd: Option<OwnedFd>) -> Self {
-        Self { muted: fd.is_none(), fd, stream, credit: WINDOW, last: None }
+        let muted = fd.is_none();
+        Self {
+            fd,
+            stream,
+            credit: WINDOW,
+            last: None,
+            hushed: false,
+            unsent: 0,
+            held: false,
+            muted,
+        }
     }
 
     pub fn fd(&self) -> Option<&OwnedFd> {
@@ -43,7 +58,35 @@ impl Tap {
 
     /// Whether reading from it would lead anywhere now.
     pub fn is_ready(&self, link: &Link) -> bool {
-        self.fd.is_some() && (self.muted || self.credit >= MIN_CHARGE && link.has_room())
+        let is_silent = self.muted || self.hushed;
+        self.fd.is_some()
+            && !self.held
+            && (is_silent || self.credit >= MIN_CHARGE && link.has_room())
+    }
+
+    /// Another side has come: nothing is read until it is known whether that wants it.
+    pub fn hold(&mut self) {
+        self.held = true;
+    }
+
+    /// It does, and says how much.
+    pub fn start_over(&mut self) {
+        (self.held, self.credit) = (false, 0);
+    }
+
+    /// It does not.
+    pub fn mute(&mut self) {
+        (self.held, self.muted) = (false, true);
+    }
+
+    /// From now on nothing is sent.
+    pub fn hush(&mut self) {
+        self.hushed = true;
+    }
+
+    /// What was not sent because nobody wanted it.
+    pub fn unsent(&self) -> u64 {
+        self.unsent
     }
 
     /// More credit than was ever given out breaks the protocol.
@@ -63,8 +106,8 @@ impl Tap {
         if last && self.last.is_none() {
             self.last = rustix::io::ioctl_fionread(fd).ok().map(|there| there + HELD_BACK);
         }
-        let got = if self.muted {
-            rustix::io::read(fd, &mut [0; 16 * 1024])
+        let got = if self.muted || self.hushed {
+            link.discard(fd)
         } else {
             link.forward(channel, self.stream, fd, self.credit as usize)
         };
@@ -82,7 +125,11 @@ impl Tap {
         if self.muted {
             return;
         }
-        self.credit = self.credit.saturating_sub(charge(count));
+        if self.hushed {
+            self.unsent += count as u64;
+        } else {
+            self.credit = self.credit.saturating_sub(charge(count));
+        }
         self.last = self.last.map(|last| last.saturating_sub(count as u64));
         self.muted = self.last == Some(0);
     }
@@ -165,6 +212,13 @@ impl Feed {
         let owed = std::mem::take(&mut self.owed);
         self.credit += owed;
         owed
+    }
+
+    /// Another side has come, which has no credit yet: what it is given first.
+    pub fn start_over(&mut self) -> u32 {
+        self.owed = 0;
+        self.credit = WINDOW.saturating_sub(self.queue.len() as u32);
+        self.credit
     }
 
     pub fn close(&mut self) {

@@ -3,10 +3,12 @@
 #![allow(unsafe_code)] // The calls below have no safe form in the libraries used.
 
 use std::ffi::{CStr, c_char};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// Which side of a fork this is.
 pub enum Fork {
@@ -314,6 +316,29 @@ pub fn read_more(from: &OwnedFd, to: &mut Vec<u8>, most: usize) -> rustix::io::R
     // SAFETY: the kernel has just filled that many bytes after the old end.
     unsafe { to.set_len(length + count) };
     Ok(count)
+}
+
+/// The same for a socket, over which one open file may come with the bytes.
+pub fn receive_more(
+    from: &OwnedFd,
+    to: &mut Vec<u8>,
+    most: usize,
+) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
+    let length = to.len();
+    to.resize(length + most, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut came = RecvAncillaryBuffer::new(&mut space);
+    let mut room = [IoSliceMut::new(&mut to[length..])];
+    let received = recvmsg(from, &mut room, &mut came, RecvFlags::CMSG_CLOEXEC);
+    let count = received.as_ref().map_or(0, |message| message.bytes);
+    to.truncate(length + count);
+    received?;
+    let files = came.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let last = files.flatten().last();
+    Ok((count, last))
 }
 
 /// Raw numbers of descriptors that are kept alive by the caller.

@@ -10,8 +10,8 @@ use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
 use super::lane::{Kind, Lane};
-use super::outlet::Outlet;
-use crate::protocol::{MAX_CHANNELS, ToAgent};
+use super::outlet::{Outlet, Writer};
+use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, ToAgent, VERSION};
 
 /// While more than this waits to be sent, data waits with its sender.
 const ENOUGH: usize = 512 * 1024;
@@ -40,6 +40,10 @@ impl Closed {
     }
 }
 
+fn hello() -> ToAgent<'static> {
+    ToAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 })
+}
+
 /// What one connection's tasks and handles share.
 pub struct Hub {
     core: Mutex<Core>,
@@ -56,6 +60,8 @@ struct Core {
     lanes: HashMap<u32, Arc<Lane>>,
     last: u32,
     greeted: bool,
+    /// Another pipe takes the place of the one that was there: what is meant for that is dropped.
+    renewing: bool,
     /// Too much waits to be sent. Dealt with by the reading task: whoever noticed may hold a lane's
     /// lock.
     overfull: bool,
@@ -93,7 +99,7 @@ impl Hub {
     /// Queues a small message. After the end of the pipe it goes nowhere.
     pub fn send(&self, message: &ToAgent<'_>) {
         let mut core = self.core();
-        if core.closed.is_some() {
+        if core.closed.is_some() || core.renewing {
             return;
         }
         // Those sent here are of fixed size, or cut to size before.
@@ -143,6 +149,53 @@ impl Hub {
         drop(core);
         self.flush();
         Ok((number, lane))
+    }
+
+    /// The last number that was used.
+    pub fn last(&self) -> u32 {
+        self.core().last
+    }
+
+    /// Begins with what every connection begins with: with an agent that has had another side before,
+    /// whose last number this was.
+    pub fn greet_agent(&self, before: Option<u32>) {
+        self.send(&hello());
+        if let Some(last) = before {
+            self.core().last = last;
+            self.send(&ToAgent::Keep(last, Vec::new()));
+        }
+    }
+
+    /// Goes on over another pipe, with an agent that is as it was when this was the last number.
+    pub fn renew(&self, writer: Writer, last: u32) {
+        let mut core = self.core();
+        (core.renewing, core.greeted, core.overfull) = (true, false, false);
+        core.outbox.clear();
+        let lanes = std::mem::take(&mut core.lanes);
+        drop(core);
+        self.outlet.replace(writer);
+        let (kept, gone): (HashMap<_, _>, HashMap<_, _>) =
+            lanes.into_iter().partition(|(number, lane)| *number <= last && lane.goes_on());
+        let taken_back =
+            Closed::new(ErrorCode::Gone, "the sandbox was taken back to before it began");
+        gone.into_values().for_each(|lane| lane.lose(&taken_back));
+        let credit: Vec<_> =
+            kept.iter().map(|(number, lane)| (*number, lane.start_over())).collect();
+        let mut core = self.core();
+        let mut messages = vec![hello(), ToAgent::Keep(core.last, kept.keys().copied().collect())];
+        for (number, streams) in credit {
+            messages.extend(streams.map(|(stream, room)| ToAgent::Credit(number, stream, room)));
+        }
+        // Numbers of at most so many channels fit.
+        let outbox = &mut core.outbox;
+        for message in &messages {
+            let _ = message.encode(outbox);
+        }
+        core.lanes.extend(kept);
+        core.renewing = false;
+        drop(core);
+        self.flush();
+        self.changed.notify_waiters();
     }
 
     /// An open lane.

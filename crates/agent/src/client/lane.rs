@@ -195,6 +195,27 @@ impl Lane {
         }
     }
 
+    /// Whether it is a program that has not ended, as far as is known here.
+    pub fn goes_on(&self) -> bool {
+        let state = self.state();
+        self.kind == Kind::Run && state.finish.is_none() && !state.unread
+    }
+
+    /// The agent goes on without any credit in either direction. Returns what it may send of each stream:
+    /// what there is room for beside what waits here.
+    pub fn start_over(&self) -> [(Stream, u32); 2] {
+        self.update(|state| {
+            let waits = |stream| {
+                let of_it = state.output.iter().filter(|(of, _)| *of == stream);
+                of_it.fold(0u32, |sum, (_, data)| sum.saturating_add(charge(data.len())))
+            };
+            let room =
+                [Stream::Stdout, Stream::Stderr].map(|stream| WINDOW - waits(stream).min(WINDOW));
+            (state.credit, state.owed, state.input) = (room, [0; 2], 0);
+            [(Stream::Stdout, room[0]), (Stream::Stderr, room[1])]
+        })
+    }
+
     /// The agent takes more input.
     pub fn grant_input(&self, amount: u32) -> Result<(), Closed> {
         self.update(|state| {

@@ -20,12 +20,13 @@ use std::time::Duration;
 use stockade_core::{Command, Error, ErrorCode, Files, Process, Result, SandboxPath};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
 pub use crate::protocol::{Limit, WatchKind};
 pub use transfer::{TarIn, TarOut};
 pub use watch::{Change, Watch};
 
-use crate::protocol::{Hello, MAX_FRAME, ToAgent, VERSION};
 use files::AgentFiles;
 use hub::{Closed, Hub};
 
@@ -34,6 +35,8 @@ use hub::{Closed, Hub};
 pub struct AgentClient {
     hub: Arc<Hub>,
     files: AgentFiles,
+    /// Who reads what the agent says.
+    reading: Mutex<JoinHandle<()>>,
 }
 
 impl AgentClient {
@@ -49,20 +52,80 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
+        Self::begin(reader, writer, deadline, None).await
+    }
+
+    /// The same with a copy of an agent that had another client, whose last channel this was. What it runs
+    /// goes on, unheard.
+    pub async fn take_over<R, W>(
+        reader: R,
+        writer: W,
+        deadline: Duration,
+        last: u32,
+    ) -> Result<Self>
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
+        Self::begin(reader, writer, deadline, Some(last)).await
+    }
+
+    async fn begin<R, W>(
+        reader: R,
+        writer: W,
+        deadline: Duration,
+        before: Option<u32>,
+    ) -> Result<Self>
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
         let hub = Arc::new(Hub::new(writer));
-        let client = Self { hub: hub.clone(), files: AgentFiles::new(hub.clone()) };
-        hub.send(&ToAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 }));
-        tokio::spawn(reader::read(hub.clone(), reader));
-        let writing = hub.clone();
-        tokio::spawn(async move { writing.write().await });
-        match tokio::time::timeout(deadline, hub.greeted()).await {
-            Ok(Ok(())) => Ok(client),
+        hub.greet_agent(before);
+        let reading = tokio::spawn(reader::read(hub.clone(), reader));
+        let files = AgentFiles::new(hub.clone());
+        let client = Self { hub: hub.clone(), files, reading: Mutex::new(reading) };
+        tokio::spawn(async move { hub.write().await });
+        client.greeted(deadline).await.map(|()| client)
+    }
+
+    /// Goes on over other streams, with the agent as it was when `last` was the last channel. Programs that
+    /// ran then go on; all others are lost, and so is every request.
+    pub async fn go_back<R, W>(
+        &self,
+        reader: R,
+        writer: W,
+        deadline: Duration,
+        last: u32,
+    ) -> Result<()>
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut reading = self.reading.lock().await;
+        // Not to take the end of the old streams for that of everything.
+        reading.abort();
+        let _ = (&mut *reading).await;
+        self.hub.renew(Box::new(writer), last);
+        *reading = tokio::spawn(reader::read(self.hub.clone(), reader));
+        drop(reading);
+        self.greeted(deadline).await
+    }
+
+    async fn greeted(&self, deadline: Duration) -> Result<()> {
+        match tokio::time::timeout(deadline, self.hub.greeted()).await {
+            Ok(Ok(())) => Ok(()),
             Ok(Err(closed)) => Err(closed.error("connect")),
             Err(_) => {
                 let message = format!("the agent said nothing for {} ms", deadline.as_millis());
                 Err(Error::new(ErrorCode::TooSlow, "connect", message))
             }
         }
+    }
+
+    /// The last channel that was used.
+    pub fn last_channel(&self) -> u32 {
+        self.hub.last()
     }
 
     /// Starts a command, with limits for each of its processes. Returns without waiting for the

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::AsyncWrite;
 
-type Writer = Box<dyn AsyncWrite + Unpin + Send>;
+pub type Writer = Box<dyn AsyncWrite + Unpin + Send>;
 
 /// The writing end of the pipe, with what is being written.
 pub struct Outlet(Mutex<Inner>);
@@ -44,6 +44,12 @@ impl Outlet {
         };
         let mut context = Context::from_waker(Waker::noop());
         matches!(inner.poll(&mut context, refill), Poll::Ready(Ok(())))
+    }
+
+    /// Goes on with another writing end. What was being written is dropped.
+    pub fn replace(&self, writer: Writer) {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *inner = Inner { writer: Some(writer), batch: Vec::new(), at: 0 };
     }
 
     /// Closes the writing end.

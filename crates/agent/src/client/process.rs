@@ -154,6 +154,12 @@ impl ProcessControl for Control {
         Ok(())
     }
 
+    async fn hush(&self) {
+        if !self.is_over().await {
+            self.send(ToAgent::Hush);
+        }
+    }
+
     async fn resize(&self, to: TerminalSize) -> Result<()> {
         if !self.is_over().await {
             self.send(|channel| ToAgent::Resize(channel, size(to)));

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use stockade_core::{Entry, EntryKind, ErrorCode, Exit, ExitStatus, Signal, Span, StartFailure};
+use stockade_core::{
+    Entry, EntryKind, ErrorCode, Exit, ExitStatus, Signal, Span, StartFailure, Unsent,
+};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::hub::{Closed, Hub};
@@ -78,8 +80,9 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
             finish(hub, number, Finish::Exit(status.into()))
         }
         FromAgent::Output(number, stream, data) => output(hub, number, stream, share(body, data)),
-        FromAgent::Exited { channel, end, cpu_us, peak_kib } => {
-            finish(hub, channel, Finish::Exit(exit(end, cpu_us, peak_kib)?))
+        FromAgent::Exited { channel, end, cpu_us, peak_kib, unsent: [stdout, stderr] } => {
+            let exit = Exit { unsent: Unsent { stdout, stderr }, ..exit(end, cpu_us, peak_kib)? };
+            finish(hub, channel, Finish::Exit(exit))
         }
         FromAgent::Ended(number) => ended(hub, number, false),
         FromAgent::KeeperLost(number) => ended(hub, number, true),
@@ -183,10 +186,9 @@ fn exit(end: End, cpu_us: u64, peak_kib: u64) -> Result<Exit, Closed> {
         End::Lost => return Ok(ExitStatus::Lost("its keeper was killed from inside".into()).into()),
     };
     Ok(Exit {
-        status,
         cpu_time: Some(Span::from(Duration::from_micros(cpu_us))),
         peak_memory: Some(stockade_core::Bytes(peak_kib.saturating_mul(1024))),
-        fuel: None,
+        ..status.into()
     })
 }
 

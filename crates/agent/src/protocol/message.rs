@@ -28,6 +28,11 @@ pub enum ToAgent<'a> {
     Kill(Channel),
     /// The terminal's new size.
     Resize(Channel, Size),
+    /// Nobody wants the program's output any more: it is counted, and not sent.
+    Hush(Channel),
+    /// To an agent that goes on with another side in the place of the one it had: numbers up to the first
+    /// were used, and these channels are known. Right after the first message.
+    Keep(Channel, Vec<Channel>),
     /// Opens a channel with a file operation.
     File(Channel, FileRequest<'a>),
 }
@@ -53,6 +58,8 @@ pub enum FromAgent<'a> {
         cpu_us: u64,
         /// Highest memory of one of them, in KiB.
         peak_kib: u64,
+        /// Bytes that were not sent because of [`ToAgent::Hush`]: of the output, and of the errors.
+        unsent: [u64; 2],
     },
     /// No process of this execution is left. Before or after `Exited`; with it, ends the channel.
     Ended(Channel),
@@ -114,6 +121,12 @@ impl<'a> ToAgent<'a> {
                 open(9, channel);
                 request.put(to);
             }
+            Self::Hush(channel) => open(10, channel),
+            Self::Keep(last, kept) => {
+                open(11, last);
+                to.count(kept.len());
+                kept.iter().for_each(|channel| to.u32(*channel));
+            }
         }
     }
 
@@ -139,12 +152,32 @@ impl<'a> ToAgent<'a> {
             7 => Self::Kill(channel),
             8 => Self::Resize(channel, Size::take(from)?),
             9 => Self::File(channel, FileRequest::take(from)?),
+            10 => Self::Hush(channel),
+            11 => Self::Keep(channel, from.list(Take::u32)?),
             tag => return Err(DecodeError::Tag { what: "message to the agent", tag }),
         })
     }
 }
 
 impl<'a> FromAgent<'a> {
+    /// The channel that it is about.
+    pub fn channel(&self) -> Option<Channel> {
+        match self {
+            Self::Hello(_) => None,
+            Self::Started(channel, _)
+            | Self::StartFailed(channel, ..)
+            | Self::Output(channel, ..)
+            | Self::Exited { channel, .. }
+            | Self::Ended(channel)
+            | Self::KeeperLost(channel)
+            | Self::StdinCredit(channel, _)
+            | Self::FileDone(channel)
+            | Self::FileEntry(channel, _)
+            | Self::FileData(channel, _)
+            | Self::FileError(channel, ..) => Some(*channel),
+        }
+    }
+
     /// Appends it as a frame, or leaves `out` as it was.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         put_frame(out, |to| self.put(to))
@@ -175,11 +208,13 @@ impl<'a> FromAgent<'a> {
                 to.u8(stream.tag());
                 to.data(data);
             }
-            Self::Exited { channel, end, cpu_us, peak_kib } => {
+            Self::Exited { channel, end, cpu_us, peak_kib, unsent: [output, errors] } => {
                 open(5, channel);
                 end.put(to);
                 to.u64(*cpu_us);
                 to.u64(*peak_kib);
+                to.u64(*output);
+                to.u64(*errors);
             }
             Self::Ended(channel) => open(6, channel),
             Self::KeeperLost(channel) => open(7, channel),
@@ -228,6 +263,7 @@ impl<'a> FromAgent<'a> {
                 end: End::take(from)?,
                 cpu_us: from.u64()?,
                 peak_kib: from.u64()?,
+                unsent: [from.u64()?, from.u64()?],
             },
             6 => Self::Ended(channel),
             7 => Self::KeeperLost(channel),

@@ -148,7 +148,7 @@ impl Verdict {
             status: self.limit.map_or(exit.status, ExitStatus::LimitExceeded),
             cpu_time: self.cpu_time.or(exit.cpu_time),
             peak_memory: self.peak_memory.or(exit.peak_memory),
-            fuel: exit.fuel,
+            ..exit
         }
     }
 }

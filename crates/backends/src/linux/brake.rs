@@ -83,6 +83,10 @@ impl ProcessControl for Braked {
         self.control.close_stdin().await
     }
 
+    async fn hush(&self) {
+        self.control.hush().await;
+    }
+
     async fn resize(&self, size: TerminalSize) -> Result<()> {
         self.control.resize(size).await
     }

@@ -97,7 +97,7 @@ impl Watching {
             status,
             cpu_time: counted.or(exit.cpu_time),
             peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),
-            fuel: exit.fuel,
+            ..exit
         }
     }
 

@@ -116,6 +116,14 @@ impl Inner {
         Ok(Workshop { store, native: Arc::clone(&self.native), driver })
     }
 
+    /// What would stand between a guest and the host, if a machine could be had.
+    fn boundary(&self) -> Boundary {
+        match self.options.firecracker {
+            Some(_) => Boundary::Hardware,
+            None => Boundary::Emulated,
+        }
+    }
+
     /// The root of a machine for whoever does not ask for another.
     fn root(&self) -> Root {
         self.options.root.clone().map_or(Root::Host, Root::Directory)
@@ -228,7 +236,7 @@ impl Backend for Microvm {
         self.0.sweep().await;
         match self.0.measure().await {
             Ok(measured) => measured,
-            Err(error) => probe::cannot(Boundary::Emulated, &error),
+            Err(error) => probe::cannot(self.0.boundary(), &error),
         }
     }
 
@@ -266,5 +274,29 @@ impl Backend for Microvm {
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _turn = self.0.turns.take(id).await;
         self.0.end(id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn firecracker() -> Options {
+        let text = serde_json::json!({ "binary": "/nonexistent/firecracker" });
+        let cache = std::env::temp_dir().join(format!("stockade-none-{}", std::process::id()));
+        Options {
+            firecracker: Some(serde_json::from_value(text).unwrap()),
+            cache: Some(cache),
+            ..Options::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_firecracker_that_cannot_be_had_is_not_replaced_by_emulation() {
+        let (options, backend) = (firecracker(), Microvm::new(firecracker()));
+        let measured = backend.probe().await;
+        std::fs::remove_dir_all(options.cache.unwrap()).unwrap();
+        assert_eq!(measured.boundary, Boundary::Hardware);
+        assert!(measured.unavailable.is_some(), "{measured:?}");
     }
 }

@@ -108,8 +108,8 @@ pub(super) async fn run(
     drop(guest);
     let cpu_time = Some(Span::millis(machine.cpu_ms.load(Ordering::SeqCst)));
     let peak_memory = Some(Bytes(machine.memory.load(Ordering::SeqCst)));
-    let _ =
-        events.send(ProcessEvent::Exit(Exit { status, cpu_time, peak_memory, fuel: None })).await;
+    let exit = Exit { cpu_time, peak_memory, ..status.into() };
+    let _ = events.send(ProcessEvent::Exit(exit)).await;
 }
 
 async fn fatal_signal(signals: &mut mpsc::Receiver<Signal>, ignores: &AtomicBool) -> Signal {

@@ -64,10 +64,10 @@ pub(super) async fn run(
     };
     let left = store.get_fuel().ok().filter(|_| machine.mode.counts());
     Exit {
-        status,
         cpu_time: Some(Span::from(store.data().meter.cpu_time())),
         peak_memory: Some(Bytes(store.data().meter.peak())),
         fuel: left.map(|left| limits.fuel.unwrap_or(u64::MAX).saturating_sub(left)),
+        ..status.into()
     }
 }
 

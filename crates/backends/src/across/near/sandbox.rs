@@ -213,6 +213,10 @@ impl ProcessControl for Control {
         self.inner.close_stdin().await
     }
 
+    async fn hush(&self) {
+        self.inner.hush().await;
+    }
+
     async fn resize(&self, size: TerminalSize) -> Result<()> {
         self.inner.resize(size).await
     }

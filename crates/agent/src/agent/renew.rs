@@ -1,0 +1,89 @@
+//! Another side in the place of the one that was there, after the machine around the agent was copied or
+//! taken back to an earlier state. Programs go on. Whoever comes says which of them it knows, and the rest
+//! go on unheard.
+
+use std::os::fd::OwnedFd;
+
+use super::Agent;
+use super::channel::{Channel, Work};
+use super::link::{Link, Stop};
+use super::run::Phase;
+use super::streams::Tap;
+use crate::protocol::{End, FromAgent, Hello, MAX_FRAME, VERSION};
+
+impl Agent {
+    /// Goes on by this socket. Nothing is sent of any program before it is known which are wanted.
+    pub fn renew(&mut self, socket: OwnedFd) -> Result<(), Stop> {
+        self.link = Link::renewed(socket).map_err(|_| Stop::Closed)?;
+        (self.greeted, self.renewed) = (false, true);
+        self.channels.retain(|_, channel| channel.outlives_its_owner());
+        self.channels.values_mut().flat_map(|channel| &mut channel.taps).for_each(Tap::hold);
+        self.greet_first();
+        Ok(())
+    }
+
+    /// These are wanted, and numbers up to `last` were used.
+    pub fn keep(&mut self, last: u32, kept: &[u32]) -> Result<(), Stop> {
+        if !std::mem::take(&mut self.renewed) {
+            return Err(Stop::Broken);
+        }
+        self.highest = self.highest.max(last);
+        for (number, channel) in &mut self.channels {
+            if kept.contains(number) {
+                channel.taps.iter_mut().for_each(Tap::start_over);
+                let credit = channel.feed.start_over();
+                self.link.send(&FromAgent::StdinCredit(*number, credit));
+            } else {
+                channel.taps.iter_mut().for_each(Tap::mute);
+                self.link.keep_from(*number);
+            }
+        }
+        for number in kept {
+            self.tell_again(*number);
+        }
+        Ok(())
+    }
+
+    /// An end that was told to whoever was there before is told to nobody twice: it is lost.
+    fn tell_again(&mut self, number: u32) {
+        let phase = match self.channels.get(&number).map(|channel| &channel.work) {
+            Some(Work::Run(run)) => Some(run.phase),
+            Some(Work::Job(_) | Work::Watch(_)) | None => None,
+        };
+        let lost = FromAgent::Exited {
+            channel: number,
+            end: End::Lost,
+            cpu_us: 0,
+            peak_kib: 0,
+            unsent: [0; 2],
+        };
+        match phase {
+            Some(Phase::Live | Phase::Ended(..)) => {}
+            Some(Phase::Told | Phase::Failed) => self.link.send(&lost),
+            None => {
+                self.link.send(&lost);
+                self.link.send(&FromAgent::Ended(number));
+            }
+        }
+    }
+
+    /// The first word to whoever is on the other side.
+    pub fn greet_first(&mut self) {
+        let hello = Hello { version: VERSION, max_frame: MAX_FRAME as u32 };
+        self.link.send(&FromAgent::Hello(hello));
+    }
+}
+
+impl Channel {
+    /// Whether it goes on without who asked for it. A request is ended: its answer is nobody's.
+    fn outlives_its_owner(&self) -> bool {
+        match &self.work {
+            Work::Run(_) => true,
+            Work::Job(job) => {
+                job.cancel();
+                false
+            }
+            Work::Watch(_) => false,
+        }
+    }
+}
