@@ -56,14 +56,7 @@ pub trait Backend: Send + Sync {
         admitted: &Admitted,
         from: &Parts,
     ) -> Result<Arc<dyn Sandbox>> {
-        let sandbox = self.create(id, admitted).await?;
-        match sandbox.restore(from).await {
-            Ok(()) => Ok(sandbox),
-            Err(error) => {
-                self.destroy(id).await?;
-                Err(error)
-            }
-        }
+        create_and_restore(self, id, admitted, from).await
     }
 
     /// The sandboxes of this user that exist on this host, whoever made them.
@@ -123,6 +116,23 @@ pub trait Sandbox: Send + Sync {
     /// Continues after `pause`. Requires `pause`. Idempotent.
     async fn resume(&self) -> Result<()> {
         Err(Error::unsupported("resume", Feature::Pause))
+    }
+}
+
+/// Makes a sandbox, and brings a captured state back into it.
+pub async fn create_and_restore<B: Backend + ?Sized>(
+    backend: &B,
+    id: &SandboxId,
+    admitted: &Admitted,
+    from: &Parts,
+) -> Result<Arc<dyn Sandbox>> {
+    let sandbox = backend.create(id, admitted).await?;
+    match sandbox.restore(from).await {
+        Ok(()) => Ok(sandbox),
+        Err(error) => {
+            backend.destroy(id).await?;
+            Err(error)
+        }
     }
 }
 

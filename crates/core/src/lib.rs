@@ -23,7 +23,7 @@ mod units;
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
 pub use backend::{
     Backend, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Parts, Process, ProcessControl,
-    ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent,
+    ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent, create_and_restore,
 };
 pub use boundary::Boundary;
 pub use capabilities::{Capabilities, Support};

@@ -29,12 +29,9 @@ impl Agent {
     }
 
     fn handle(&mut self, message: ToAgent<'_>) -> Result<(), Stop> {
-        let is_due = match &message {
-            ToAgent::Hello(_) => true,
-            ToAgent::Keep(..) => self.greeted,
-            _ => self.greeted && !self.renewed,
-        };
-        if !is_due {
+        let is_first = matches!(message, ToAgent::Hello(_));
+        let is_second = self.greeted && matches!(message, ToAgent::Keep(..));
+        if !is_first && !is_second && (!self.greeted || self.renewed) {
             return Err(Stop::Broken);
         }
         match message {

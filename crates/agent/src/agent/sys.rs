@@ -335,7 +335,7 @@ pub fn receive_more(
     received?;
     let files = came.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
+        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
     });
     let last = files.flatten().last();
     Ok((count, last))

@@ -117,7 +117,7 @@ impl Hub {
     pub async fn room(&self) -> Result<(), Closed> {
         self.until(|core| match &core.closed {
             Some(closed) => Some(Err(closed.clone())),
-            None => (core.outbox.len() < ENOUGH).then_some(Ok(())),
+            None => (!core.renewing && core.outbox.len() < ENOUGH).then_some(Ok(())),
         })
         .await
     }
@@ -133,6 +133,10 @@ impl Hub {
         let mut core = self.core();
         if let Some(closed) = &core.closed {
             return Err(closed.error(operation));
+        }
+        if core.renewing {
+            let message = "the sandbox is being taken back just now";
+            return Err(Error::new(ErrorCode::Gone, operation, message));
         }
         let number = core.last.saturating_add(1);
         if core.lanes.len() >= MAX_CHANNELS || number == u32::MAX {

@@ -1,14 +1,18 @@
 //! Carries bytes between the agent's pipe and the connection, and knows nothing about them.
 
+use std::io;
 use std::os::unix::net::UnixStream as Socket;
 use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_backends::across::frame::Frame;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use stockade_backends::across::vmm::send;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::serve::Outbox;
 
@@ -19,14 +23,35 @@ const WAITING: usize = 32;
 /// How long an agent may leave them waiting.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
+/// An agent's pipe.
+pub struct Carried {
+    pipe: Socket,
+    outward: JoinHandle<()>,
+    inward: JoinHandle<()>,
+}
+
 /// Starts to carry. What the agent is to read goes into the answer.
-pub fn carry(pipe: Socket, out: Outbox) -> std::io::Result<mpsc::Sender<Bytes>> {
+pub fn carry(pipe: Socket, out: Outbox) -> io::Result<(Carried, mpsc::Sender<Bytes>)> {
     pipe.set_nonblocking(true)?;
-    let (reader, writer) = UnixStream::from_std(pipe)?.into_split();
+    let (reader, writer) = UnixStream::from_std(pipe.try_clone()?)?.into_split();
     let (inbox, waiting) = mpsc::channel(WAITING);
-    tokio::spawn(outward(reader, out));
-    tokio::spawn(inward(waiting, writer));
-    Ok(inbox)
+    let outward = tokio::spawn(outward(reader, out));
+    let inward = tokio::spawn(inward(waiting, writer));
+    Ok((Carried { pipe, outward, inward }, inbox))
+}
+
+impl Carried {
+    /// Has the agent go on by another pipe. Nothing comes by this one any more.
+    pub async fn renew(self, out: Outbox) -> io::Result<(Self, mpsc::Sender<Bytes>)> {
+        let (ours, theirs) = Socket::pair()?;
+        let old = UnixStream::from_std(self.pipe)?;
+        old.async_io(Interest::WRITABLE, || send(&old, &[0], &[&theirs])).await?;
+        // It has let go of the old one when that has an end.
+        let ended = timeout(PATIENCE, self.outward).await;
+        self.inward.abort();
+        ended.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        carry(ours, out)
+    }
 }
 
 async fn inward(mut waiting: mpsc::Receiver<Bytes>, mut agent: OwnedWriteHalf) {

@@ -3,9 +3,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::system::sethostname;
+use rustix::thread::LinkNameSpaceType;
 use rustix::time::{ClockId, Timespec, clock_settime};
 use stockade_backends::across::guest::Identity;
 use stockade_backends::native::Own;
@@ -28,6 +30,19 @@ pub fn take(identity: &Identity) -> io::Result<()> {
     let own = Path::new(OWN);
     fs::write(own.join("machine-id"), format!("{}\n", identity.machine_id))?;
     fs::write(own.join("boot-id"), format!("{}\n", dashed(&identity.boot_id)))
+}
+
+/// Has the sandbox of this process be called otherwise.
+pub fn rename(process: i32, hostname: &str) -> io::Result<()> {
+    let names = File::open(format!("/proc/{process}/ns/uts"))?;
+    let rename = || {
+        // This thread is there until it ends.
+        let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
+        rustix::thread::move_into_link_name_space(names.as_fd(), kind)?;
+        Ok(sethostname(hostname.as_bytes())?)
+    };
+    let ended = std::thread::scope(|scope| scope.spawn(rename).join());
+    ended.unwrap_or_else(|_| Err(io::Error::other("a thread ended")))
 }
 
 /// What sandboxes are told of it.

@@ -1,12 +1,12 @@
 //! One connection: reads, writes, and ends everything when the other side is not heard any more.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::{Ask, HELLO};
+use stockade_backends::across::words::{Ask, HELLO, Tell};
 use stockade_backends::native::Native;
 use stockade_core::Result;
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -26,18 +26,44 @@ const WAITING: usize = 8;
 
 /// Where frames for the other side go.
 #[derive(Clone)]
-pub struct Outbox(mpsc::Sender<Bytes>);
+pub struct Outbox(mpsc::Sender<Item>);
+
+/// What waits for the other side.
+enum Item {
+    Frame(Bytes),
+    /// The last before this side stands still.
+    Last(Bytes),
+    /// What follows is for the other side of a copy; what is before it is for nobody.
+    Anew,
+}
+
+/// How this side goes on after it stood still.
+pub enum Way {
+    /// As if nothing had happened.
+    On,
+    /// As a copy: what waits is thrown away.
+    Anew,
+}
 
 impl Outbox {
     /// Waits while the other side does not read.
     pub async fn send(&self, frame: Frame) -> Result<(), FrameError> {
+        self.put(Item::Frame(frame.encode()?)).await
+    }
+
+    /// What follows is for the other side of this copy.
+    pub async fn begin_anew(&self) -> Result<(), FrameError> {
+        self.put(Item::Anew).await
+    }
+
+    async fn put(&self, item: Item) -> Result<(), FrameError> {
         let gone = |_| FrameError::Io(io::ErrorKind::BrokenPipe.into());
-        self.0.send(frame.encode()?).await.map_err(gone)
+        self.0.send(item).await.map_err(gone)
     }
 }
 
 /// Where bytes for the agent go, once there is one.
-pub type ToAgent = Arc<OnceLock<mpsc::Sender<Bytes>>>;
+pub type ToAgent = Arc<Mutex<Option<mpsc::Sender<Bytes>>>>;
 
 /// What is asked of this side, in order.
 pub enum Asked {
@@ -62,10 +88,17 @@ pub async fn serve(
     let (requests, asked) = mpsc::channel(WAITING);
     let (over, to_agent) = (Arc::new(Notify::new()), ToAgent::default());
     let watches = Arc::new(Watches::new(Outbox(outbox.clone())));
-    let reader = Reader { requests, agent: Arc::clone(&to_agent), watches: Arc::clone(&watches) };
-    tokio::spawn(write(waiting, output, Arc::clone(&over)));
+    let (ways, way) = mpsc::channel(1);
+    let reader = Reader {
+        requests,
+        agent: Arc::clone(&to_agent),
+        watches: Arc::clone(&watches),
+        out: Outbox(outbox.clone()),
+        ways: ways.clone(),
+    };
+    tokio::spawn(write(waiting, output, way, Arc::clone(&over)));
     tokio::spawn(reader.read(input, silence, Arc::clone(&over)));
-    let mut session = Session::new(native, base, Outbox(outbox), to_agent, watches);
+    let mut session = Session::new(native, base, (Outbox(outbox), ways), to_agent, watches);
     tokio::select! {
         () = over.notified() => {}
         () = session.run(asked) => {}
@@ -73,13 +106,33 @@ pub async fn serve(
     session.end().await
 }
 
-async fn write(mut waiting: mpsc::Receiver<Bytes>, mut output: Output, over: Arc<Notify>) {
-    while let Some(bytes) = waiting.recv().await {
+async fn write(
+    mut waiting: mpsc::Receiver<Item>,
+    mut output: Output,
+    mut way: mpsc::Receiver<Way>,
+    over: Arc<Notify>,
+) {
+    while let Some(item) = waiting.recv().await {
+        let (bytes, last) = match item {
+            Item::Frame(bytes) => (bytes, false),
+            Item::Last(bytes) => (bytes, true),
+            Item::Anew => continue,
+        };
         if output.write_all(&bytes).await.is_err() {
             break;
         }
+        if last {
+            stand_still(&mut waiting, &mut way).await;
+        }
     }
     over.notify_one();
+}
+
+/// Until it is said how it goes on.
+async fn stand_still(waiting: &mut mpsc::Receiver<Item>, way: &mut mpsc::Receiver<Way>) {
+    if let Some(Way::Anew) = way.recv().await {
+        while let Some(Item::Frame(_) | Item::Last(_)) = waiting.recv().await {}
+    }
 }
 
 /// Sorts what arrives.
@@ -87,6 +140,8 @@ struct Reader {
     requests: mpsc::Sender<Asked>,
     agent: ToAgent,
     watches: Arc<Watches>,
+    out: Outbox,
+    ways: mpsc::Sender<Way>,
 }
 
 impl Reader {
@@ -116,15 +171,25 @@ impl Reader {
                 self.watches.begin(execution, cpu_time);
                 return true;
             }
+            Ok(Ask::StandStill) => return self.stand_still().await.is_ok(),
+            Ok(Ask::GoOn) => return self.ways.send(Way::On).await.is_ok(),
             Ok(ask) => Asked::Ask(ask),
             Err(error) => Asked::Nonsense(error),
         };
         self.requests.send(asked).await.is_ok()
     }
 
+    /// Whoever asks for this has no other request under way.
+    async fn stand_still(&self) -> Result<(), FrameError> {
+        let text = serde_json::to_vec(&Tell::Done { conflicts: Vec::new() });
+        let text = text.map_err(io::Error::from)?;
+        self.out.put(Item::Last(Frame::Word(text.into()).encode()?)).await
+    }
+
     /// An agent that does not read what it is told is not one that can be kept.
     async fn tell(&self, data: Bytes) -> bool {
-        let Some(inbox) = self.agent.get() else { return false };
+        let inbox = self.agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(inbox) = inbox else { return false };
         // One that has ended already is asked about later.
         timeout(PATIENCE, inbox.send(data)).await.is_ok()
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use stockade_backends::across::frame::{Frame, FrameError};
+use stockade_backends::across::guest::Identity;
 use stockade_backends::across::pour;
 use stockade_backends::across::tree::{Conflict, Side, Tree, TreeError};
 use stockade_backends::across::words::{Ask, How, Tell, Verdict};
@@ -17,11 +18,11 @@ use stockade_core::{
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::agent;
+use crate::agent::{self, Carried};
 use crate::base::{Base, Place};
-use crate::measure;
-use crate::serve::{Asked, Outbox, ToAgent};
+use crate::serve::{Asked, Outbox, ToAgent, Way};
 use crate::watch::{Watches, say};
+use crate::{identity, measure};
 
 type Shared = Arc<Mutex<Tree>>;
 
@@ -36,7 +37,9 @@ pub struct Session {
     native: Native,
     base: Result<Base>,
     out: Outbox,
+    ways: mpsc::Sender<Way>,
     to_agent: ToAgent,
+    carried: Option<Carried>,
     id: Option<SandboxId>,
     place: Option<Place>,
     /// Why there is no place; said when the walls are asked for.
@@ -67,7 +70,7 @@ impl Session {
     pub fn new(
         native: Native,
         base: Result<Base>,
-        out: Outbox,
+        (out, ways): (Outbox, mpsc::Sender<Way>),
         to_agent: ToAgent,
         watches: Arc<Watches>,
     ) -> Self {
@@ -75,7 +78,9 @@ impl Session {
             native,
             base,
             out,
+            ways,
             to_agent,
+            carried: None,
             id: None,
             place: None,
             no_place: None,
@@ -142,11 +147,12 @@ impl Session {
                 return Ok(());
             }
             // Begun where it was heard.
-            Ask::Watch { .. } => return Ok(()),
+            Ask::Watch { .. } | Ask::StandStill | Ask::GoOn => return Ok(()),
             Ask::Create { spec, enforcement } => self.create(*spec, &enforcement).await,
             Ask::Ended { execution, how } => self.ended(execution, how).await,
             Ask::Push => self.arrived().await.map(done),
             Ask::Pull => self.changes().await.map(|()| done(Vec::new())),
+            Ask::Become { identity, shared } => self.become_a_copy(&identity, shared).await,
             Ask::Destroy => self.destroy().await,
         };
         let answer = answer.unwrap_or_else(|error| Tell::Failed((&error).into()));
@@ -215,10 +221,44 @@ impl Session {
         holds(&admitted, expected)?;
         let (walls, pipe) = self.native.walls(id, &admitted).await?;
         self.watches.stand(walls);
-        let inbox = agent::carry(pipe, self.out.clone());
-        let inbox = inbox.map_err(|error| wrong("the agent's pipe failed").source(error))?;
-        let _ = self.to_agent.set(inbox);
+        self.carry(agent::carry(pipe, self.out.clone()))
+    }
+
+    fn carry(&mut self, carried: io::Result<(Carried, mpsc::Sender<Bytes>)>) -> Result<Tell> {
+        let broken = |error: io::Error| wrong("the agent's pipe failed").source(error);
+        let (carried, inbox) = carried.map_err(broken)?;
+        self.carried = Some(carried);
+        *self.to_agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbox);
         Ok(done(Vec::new()))
+    }
+
+    /// This machine is a copy of another: somebody else from now on, for another side. What the guest runs
+    /// goes on.
+    async fn become_a_copy(&mut self, identity: &Identity, shared: bool) -> Result<Tell> {
+        let Some(carried) = self.carried.take() else { return Err(wrong("there is no sandbox")) };
+        match self.tree.take().filter(|_| shared) {
+            Some(tree) => self.meet_again(tree)?,
+            None => self.writable = false,
+        }
+        // Nothing that was under way reaches the other side, and nothing waits for it.
+        let _ = self.ways.send(Way::Anew).await;
+        let renamed =
+            identity::take(identity).and_then(|()| self.watches.rename(&identity.hostname));
+        let renewed = carried.renew(self.out.clone()).await;
+        let gone = |error: FrameError| wrong("nobody hears").source(error);
+        self.out.begin_anew().await.map_err(gone)?;
+        renamed.map_err(|error| wrong("it cannot be called otherwise").source(error))?;
+        self.carry(renewed)
+    }
+
+    /// The other copy of the workspace is one that nothing is known of.
+    fn meet_again(&mut self, tree: Shared) -> Result<()> {
+        match self.writable {
+            true => lock(&tree).forget(),
+            false => lock(&tree).give_way().map_err(not_carried)?,
+        }
+        self.tree = Some(tree);
+        Ok(())
     }
 
     async fn ended(&mut self, execution: u32, how: How) -> Result<Tell> {

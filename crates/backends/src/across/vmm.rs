@@ -1,7 +1,11 @@
 //! How the program that runs a virtual machine is started by a helper inside its walls: one message with
 //! its arguments, as JSON, and the files that they name by the numbers which those have by then.
 
-use std::os::fd::RawFd;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, RawFd};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// The most files at once.
 pub const FILES: usize = 16;
@@ -9,3 +13,15 @@ pub const FILES: usize = 16;
 pub const LONGEST: usize = 32 * 1024;
 /// The number of the first file; the others follow.
 pub const FIRST: RawFd = 100;
+
+/// Sends a message with open files.
+pub fn send(socket: impl AsFd, text: &[u8], files: &[impl AsFd]) -> io::Result<()> {
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(io::Error::other("too many files"));
+    }
+    let sent = sendmsg(socket, &[io::IoSlice::new(text)], &mut ancillary, SendFlags::empty())?;
+    if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}

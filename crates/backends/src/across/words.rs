@@ -7,6 +7,8 @@ use stockade_core::{
     SandboxSpec, Signal, Span,
 };
 
+use super::guest::Identity;
+
 /// The first line of the program on the other side, before any frame.
 pub const HELLO: &[u8] = b"stockade-far 1\n";
 
@@ -47,6 +49,17 @@ pub enum Ask {
     Push,
     /// What has changed?
     Pull,
+    /// Says nothing more, once this is answered, until it goes on.
+    StandStill,
+    /// Goes on. Not answered.
+    GoOn,
+    /// Goes on as a copy of the machine that stood still, with another side that knows of nothing under way.
+    Become {
+        /// Who it is.
+        identity: Box<Identity>,
+        /// Whether there is another copy of the workspace on that side.
+        shared: bool,
+    },
     /// Takes everything down, and brings the last changes.
     Destroy,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{BackendName, Error, ErrorCode, ProcessControl, Result, Signal, TerminalSize};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::running::Running;
 
@@ -47,10 +47,12 @@ impl Brake {
         Ok(())
     }
 
-    /// Refuses what needs an answer from inside: it would wait for ever.
-    pub(crate) async fn goes_on(&self, operation: &'static str) -> Result<()> {
-        match *self.stopped.lock().await {
-            false => Ok(()),
+    /// Refuses what needs an answer from inside: it would wait for ever. It is not stopped before the answer
+    /// is dropped.
+    pub(crate) async fn goes_on(&self, operation: &'static str) -> Result<MutexGuard<'_, bool>> {
+        let stopped = self.stopped.lock().await;
+        match *stopped {
+            false => Ok(stopped),
             true => Err(Error::new(ErrorCode::Invalid, operation, "the sandbox is paused")
                 .backend(self.backend.clone())
                 .remedy("resume it first")),

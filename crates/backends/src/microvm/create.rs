@@ -2,23 +2,26 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stockade_core::{Admitted, Error, ErrorCode, Image, Millicores, Result, Sandbox, SandboxId};
+use stockade_core::{
+    Admitted, Bytes, Error, ErrorCode, Image, Millicores, Parts, Result, Sandbox, SandboxId,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::capture::{self, Source};
 use super::driver::Vm;
 use super::image::Root;
 use super::private::Private;
 use super::sandbox::MicrovmSandbox;
-use super::template::{Template, Wanted};
+use super::template::Wanted;
 use super::{Inner, NAME, failed, identity, sparse};
-use crate::across::near::{self, Bridge, Connection, Peer};
+use crate::across::near::{self, Bridge, Connection, FarSandbox, Peer};
 use crate::across::words::HELLO;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths};
@@ -31,19 +34,43 @@ const ONE_PROCESSOR: Millicores = Millicores(1000);
 
 /// A sandbox of this value, or one that it is about to build.
 pub(super) struct Live {
-    pub vm: Arc<dyn Vm>,
+    pub now: Arc<Now>,
     pub brake: Arc<Brake>,
     /// Taken by who destroys it.
     pub bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
 }
 
-/// A machine that is stopped and continued.
-struct Machine(Arc<dyn Vm>);
+/// The machine of a sandbox, which another one takes the place of when it is taken back.
+pub(super) struct Now(Mutex<Arc<Incarnation>>);
+
+/// One machine, and what it is made of.
+pub(super) struct Incarnation {
+    pub vm: Box<dyn Vm>,
+    pub memory: Bytes,
+    pub cpus: u32,
+    /// Its own disk, which has no name.
+    pub disk: File,
+    /// What its memory was before it wrote to it, and its root, whatever becomes of their names.
+    pub base: File,
+    pub root: File,
+}
+
+impl Now {
+    pub(super) fn get(&self) -> Arc<Incarnation> {
+        Arc::clone(&lock(&self.0))
+    }
+
+    /// The one that was there before.
+    pub(super) fn replace(&self, next: Arc<Incarnation>) -> Arc<Incarnation> {
+        std::mem::replace(&mut lock(&self.0), next)
+    }
+}
 
 #[async_trait]
-impl Stopper for Machine {
+impl Stopper for Arc<Now> {
     async fn set(&self, stop: bool) -> Result<()> {
-        if stop { self.0.pause().await } else { self.0.unpause().await }
+        let now = self.get();
+        if stop { now.vm.pause().await } else { now.vm.unpause().await }
     }
 }
 
@@ -61,46 +88,103 @@ impl Inner {
     }
 
     pub(super) async fn build(
-        &self,
+        self: &Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
         near::check_workspace(&NAME, admitted)?;
         let root = self.root_of(&admitted.spec().image)?;
         let template = self.workshop().await?.ready(&Wanted::of(root, admitted.limits())).await?;
-        let live = self.copy(id, admitted, &template).await?;
-        let connection = greet(id, live.vm.connect().await?).await?;
-        let peer = Peer { backend: NAME, called: "its machine".into(), capacity: None };
-        let (inside, bridge) = near::build(peer, connection, id, admitted).await?;
-        *live.bridge.lock().await = Some(bridge);
-        Ok(Arc::new(MicrovmSandbox::new(inside, Arc::clone(&live.brake))))
+        let live = self.start(id, admitted, &template.source()).await?;
+        let connection = greet(id, live.now.get().vm.connect().await?).await?;
+        let (inside, bridge) = near::build(peer(), connection, id, admitted).await?;
+        Ok(self.take_into_use(live, inside, bridge, admitted).await)
     }
 
-    /// Starts a copy of the template.
-    async fn copy(
+    /// Builds one from a machine that was captured with its memory.
+    pub(super) async fn build_from(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        parts: &Parts,
+    ) -> Result<Arc<dyn Sandbox>> {
+        near::check_workspace(&NAME, admitted)?;
+        let driver = &self.workshop().await?.driver;
+        let (source, used) = capture::source(parts, &**driver, admitted).await?;
+        let live = self.start(id, admitted, &source).await?;
+        let connection = connection(live.now.get().vm.connect().await?);
+        let identity = identity::fresh(id)?;
+        let (inside, bridge) =
+            near::take_over(peer(), connection, (id, admitted), identity, used).await?;
+        Ok(self.take_into_use(live, inside, bridge, admitted).await)
+    }
+
+    async fn take_into_use(
+        self: &Arc<Self>,
+        live: Arc<Live>,
+        inside: FarSandbox,
+        bridge: Arc<Bridge>,
+        admitted: &Admitted,
+    ) -> Arc<dyn Sandbox> {
+        *live.bridge.lock().await = Some(bridge);
+        Arc::new(MicrovmSandbox::new(self, live, inside, admitted.clone()))
+    }
+
+    /// Starts the machine of a sandbox.
+    async fn start(
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        template: &Template,
+        source: &Source,
     ) -> Result<Arc<Live>> {
         let private = Private::make(id)?;
+        let now = self.incarnate(&private, admitted, source).await?;
+        let now = Arc::new(Now(Mutex::new(Arc::new(now))));
+        let brake = Brake::new(NAME, Arc::clone(&now));
+        let live = Arc::new(Live { now, brake, bridge: tokio::sync::Mutex::default() });
+        lock(&self.live).insert(id.clone(), Arc::clone(&live));
+        Ok(live)
+    }
+
+    /// Continues a machine that was saved, with a copy of its disk.
+    pub(super) async fn incarnate(
+        &self,
+        private: &Private,
+        admitted: &Admitted,
+        source: &Source,
+    ) -> Result<Incarnation> {
         let disk = private.path().join("disk");
-        copy_disk(template.disk(), disk.clone()).await?;
-        let mut machine = template.machine(disk.clone());
+        copy_disk(source.disk.clone(), disk.clone()).await?;
+        let mut machine = source.machine(disk.clone());
         // What the guest may use is held inside. A machine that is slower than one processor would keep
         // its own kernel from building the walls in time.
         machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(ONE_PROCESSOR));
         let driver = &self.workshop().await?.driver;
-        let vm = driver.resume(id, &machine, &template.saved(), private.path()).await?;
-        let vm: Arc<dyn Vm> = Arc::from(vm);
-        let brake = Brake::new(NAME, Machine(Arc::clone(&vm)));
-        let live = Arc::new(Live { vm, brake, bridge: tokio::sync::Mutex::default() });
-        lock(&self.live).insert(id.clone(), Arc::clone(&live));
+        let unusable = |error| failed("create", "what it is made of cannot be used").source(error);
+        let held = |path: &Path| File::open(path).map_err(unusable);
+        let incarnation = Incarnation {
+            disk: held(&disk)?,
+            base: held(&source.saved.memory)?,
+            root: held(&source.root)?,
+            memory: source.memory,
+            cpus: source.cpus,
+            vm: driver.resume(private.id(), &machine, &source.saved, private.path()).await?,
+        };
         // It is open: without a name it is gone with the machine, whatever ends that.
-        let gone = std::fs::remove_file(&disk);
-        gone.map_err(|error| failed("create", "its disk cannot be used").source(error))?;
-        Ok(live)
+        std::fs::remove_file(&disk).map_err(unusable)?;
+        Ok(incarnation)
     }
+}
+
+fn peer() -> Peer {
+    Peer { backend: NAME, called: "its machine".into(), capacity: None }
+}
+
+/// A connection to a machine that waits for who it is.
+pub(super) fn connection(pipe: UnixStream) -> Connection {
+    let (output, input) = pipe.into_split();
+    let output = Box::new(BufReader::with_capacity(64 * 1024, output));
+    Connection { input: Box::new(input), output, carrier: Box::new(()) }
 }
 
 async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
@@ -125,11 +209,7 @@ async fn greet(id: &SandboxId, mut pipe: UnixStream) -> Result<Connection> {
         }
     };
     match timeout(FIRST_WORD, greeting).await {
-        Ok(Ok(())) => {
-            let (output, input) = pipe.into_split();
-            let output = Box::new(BufReader::with_capacity(64 * 1024, output));
-            Ok(Connection { input: Box::new(input), output, carrier: Box::new(()) })
-        }
+        Ok(Ok(())) => Ok(connection(pipe)),
         Ok(Err(error)) => {
             let message = "its machine ended before it said a word";
             Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error))

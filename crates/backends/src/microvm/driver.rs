@@ -32,12 +32,20 @@ pub(super) struct Disk {
 pub(super) struct Saved {
     pub state: PathBuf,
     pub memory: PathBuf,
+    /// The pages in which the memory is different from that file.
+    pub touched: Option<PathBuf>,
 }
 
 impl Saved {
-    /// The files that [`Vm::save`] makes in a directory.
+    pub const STATE: &str = "state";
+    pub const MEMORY: &str = "memory";
+    pub const TOUCHED: &str = "touched";
+
+    /// The files that [`Vm::save`] makes in a directory: the pages that were touched, where the memory was
+    /// that of another file before, or all of the memory.
     pub fn within(dir: &Path) -> Self {
-        Self { state: dir.join("state"), memory: dir.join("memory") }
+        let touched = Some(dir.join(Self::TOUCHED));
+        Self { state: dir.join(Self::STATE), memory: dir.join(Self::MEMORY), touched }
     }
 }
 
@@ -46,6 +54,9 @@ impl Saved {
 pub(super) trait Driver: Send + Sync {
     /// What stands between the guest and the host.
     fn boundary(&self) -> Boundary;
+
+    /// What exactly it is: what another has saved is not continued.
+    async fn version(&self) -> Result<String>;
 
     /// Starts a machine from nothing, for this sandbox. `dir` is its own, empty and private.
     async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>>;
@@ -75,6 +86,9 @@ pub(super) trait Vm: Send + Sync {
     /// Saves it as files in `into` (see [`Saved::within`]). It stands still from then on, until
     /// `unpause`.
     async fn save(&self, into: &Path) -> Result<()>;
+
+    /// Whether it can be saved while a guest runs in it, and continued with another connection.
+    fn can_be_captured(&self) -> bool;
 
     /// What it has complained of so far; nothing, mostly.
     fn said(&self) -> String;

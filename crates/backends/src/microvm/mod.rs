@@ -4,6 +4,7 @@
 //!
 //! What runs the machine is itself inside native walls, and is shown nothing of this host.
 
+mod capture;
 mod create;
 mod driver;
 pub mod firecracker;
@@ -19,6 +20,7 @@ mod sandbox;
 mod sparse;
 mod store;
 mod template;
+mod touched;
 mod tsc;
 
 use std::collections::HashMap;
@@ -28,8 +30,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Result, Sandbox,
-    SandboxId, SandboxSpec,
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Parts, Result,
+    Sandbox, SandboxId, SandboxSpec, SnapshotKind, create_and_restore,
 };
 use tokio::time::timeout;
 
@@ -148,21 +150,36 @@ impl Inner {
         Ok(measured)
     }
 
+    /// What was built, or nothing of it.
+    async fn or_end<T>(&self, id: &SandboxId, built: Result<T>) -> Result<T> {
+        if built.is_err() {
+            self.end(id).await?;
+        }
+        built
+    }
+
     /// Ends a sandbox and removes every trace, whoever made it.
     async fn end(&self, id: &SandboxId) -> Result<()> {
         let live = lock(&self.live).get(id).cloned();
         // Told when nothing is left, unless something is.
         let told = match live {
             Some(live) => live.end().await,
-            None => self.native.destroy(id).await,
+            None => Ok(()),
         };
-        if self.options.firecracker.is_some() {
-            firecracker::clear(id).await?;
-        }
+        self.end_machine(id).await?;
         private::remove(id)?;
         lock(&self.live).remove(id);
         self.turns.forget(id);
         told
+    }
+
+    /// Ends the machine of this name, whoever started it.
+    async fn end_machine(&self, id: &SandboxId) -> Result<()> {
+        self.native.destroy(id).await?;
+        match self.options.firecracker {
+            Some(_) => firecracker::clear(id).await,
+            None => Ok(()),
+        }
     }
 
     /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
@@ -214,14 +231,14 @@ impl Live {
                 Ok(()) => timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await,
                 Err(error) => Ok(Err(error)),
             };
-            bridge.link.close();
+            bridge.link().close();
             bridge.still().await;
             let slow = || Err(failed("destroy", "its machine takes too long to take it down"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
                 bridge.part(error);
             }
         }
-        self.vm.end().await?;
+        self.now.get().vm.end().await?;
         bridge.map_or(Ok(()), |bridge| bridge.tell())
     }
 }
@@ -255,13 +272,29 @@ impl Backend for Microvm {
         let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
         to_its_end(NAME, async move {
             let _turn = turn;
-            match inner.build(&id, &admitted).await {
-                Ok(sandbox) => Ok(sandbox),
-                Err(error) => {
-                    inner.end(&id).await?;
-                    Err(error)
-                }
-            }
+            let built = inner.build(&id, &admitted).await;
+            inner.or_end(&id, built).await
+        })
+        .await
+    }
+
+    async fn create_from(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        from: &Parts,
+    ) -> Result<Arc<dyn Sandbox>> {
+        if from.kind == SnapshotKind::Files {
+            return create_and_restore(self, id, admitted, from).await;
+        }
+        self.0.sweep().await;
+        let turn = self.0.turns.take(id).await;
+        let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
+        let from = from.clone();
+        to_its_end(NAME, async move {
+            let _turn = turn;
+            let built = inner.build_from(&id, &admitted, &from).await;
+            inner.or_end(&id, built).await
         })
         .await
     }

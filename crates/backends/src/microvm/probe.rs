@@ -33,6 +33,18 @@ const OTHERWISE: [(Feature, &str); 6] = [
     (Feature::Pause, "stopping the machine"),
 ];
 
+/// What is added to what was measured inside, by whether the machine as a whole can be captured.
+pub(super) fn with_memory(inside: Capabilities, captured: bool) -> Capabilities {
+    let support = match captured {
+        true => Support::full("the machine's memory, devices and disk"),
+        false => Support::missing(
+            "the memory of what runs the machine cannot be read here",
+            "take a snapshot of the files",
+        ),
+    };
+    inside.with(Feature::FullSnapshot, support)
+}
+
 /// As measured inside, told of the machine.
 pub(super) fn adapted(boundary: stockade_core::Boundary, inside: &Capabilities) -> Capabilities {
     let start = Capabilities::none(NAME, boundary);

@@ -13,20 +13,21 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::capture::Source;
 use super::driver::{Disk, Driver, Machine, Saved, Vm};
 use super::image::Root;
 use super::initramfs::Initramfs;
 use super::kernel::Kernel;
 use super::private::Private;
 use super::store::{Kind, Maker, Store};
-use super::{failed, qemu, tsc};
+use super::{failed, probe, qemu, tsc};
 use crate::across::far::{PROGRAM, SUM};
 use crate::across::guest::{LINE, Ready};
 use crate::linux::{self, fingerprint};
 use crate::native::Native;
 
 /// How a machine is made has changed whenever this does.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How long one may take to start, measure and wait.
 const STARTING: Duration = Duration::from_secs(180);
 /// What a guest's kernel and this program take of its memory.
@@ -159,6 +160,7 @@ impl Workshop {
         let slow = || failed("create", "its machine did not start in time");
         let measured = measured.unwrap_or_else(|_| Err(slow()))?;
         vm.save(draft).await?;
+        let measured = probe::with_memory(measured, vm.can_be_captured());
         // Not before: a machine that is hung up on ends.
         drop(pipe);
         vm.end().await?;
@@ -244,28 +246,13 @@ fn format(path: &Path, size: Bytes) -> io::Result<()> {
 
 impl Template {
     /// What a copy of it is continued from.
-    pub(super) fn saved(&self) -> Saved {
-        Saved::within(&self.dir)
-    }
-
-    /// The disk as it was when the machine was saved.
-    pub(super) fn disk(&self) -> PathBuf {
-        self.dir.join("disk")
-    }
-
-    /// A machine that is a copy of it, with this disk of its own.
-    pub(super) fn machine(&self, disk: PathBuf) -> Machine {
-        Machine {
-            kernel: PathBuf::new(),
-            initramfs: PathBuf::new(),
-            command_line: String::new(),
+    pub(super) fn source(&self) -> Source {
+        Source {
+            saved: Saved { touched: None, ..Saved::within(&self.dir) },
+            disk: self.dir.join("disk"),
+            root: self.image.clone(),
             memory: self.wanted.memory,
             cpus: self.wanted.cpus,
-            cpu_rate: None,
-            disks: vec![
-                Disk { path: self.image.clone(), read_only: true },
-                Disk { path: disk, read_only: false },
-            ],
         }
     }
 }
@@ -305,14 +292,11 @@ mod tests {
         for _ in 0..3 {
             let begun = Instant::now();
             let private = Private::make(&linux::trial_id()).unwrap();
-            let disk = private.path().join("disk");
-            sparse::copy(&File::open(template.disk()).unwrap(), File::create(&disk).unwrap())
-                .unwrap();
-            let machine = template.machine(disk);
-            let vm = driver
-                .resume(private.id(), &machine, &template.saved(), private.path())
-                .await
-                .unwrap();
+            let (disk, source) = (private.path().join("disk"), template.source());
+            sparse::copy(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap()).unwrap();
+            let machine = source.machine(disk);
+            let vm =
+                driver.resume(private.id(), &machine, &source.saved, private.path()).await.unwrap();
             let mut pipe = vm.connect().await.unwrap();
             let identity = identity::fresh(private.id()).unwrap();
             let mut line = serde_json::to_vec(&identity).unwrap();

@@ -41,6 +41,11 @@ impl Native {
 }
 
 impl Walls {
+    /// The process with whose end everything in them ends.
+    pub fn first_process(&self) -> i32 {
+        self.running.pid
+    }
+
     /// Holds an execution that is about to start to its processor time, and the sandbox to its other
     /// limits meanwhile. `control` ends the execution.
     pub fn watch(&self, control: &Arc<dyn ProcessControl>, cpu_time: Option<Span>) -> Execution {

@@ -107,7 +107,7 @@ impl Ssh {
         let Some(at) = *lock(&live.host) else { return Ok(()) };
         let Some(bridge) = held.clone() else { return self.destroy_on(at, id).await };
         let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await;
-        bridge.link.close();
+        bridge.link().close();
         bridge.still().await;
         let asked = asked.unwrap_or_else(|_| Err(too_slow(&self.hosts[at])));
         if let Err(error) = asked {

@@ -18,7 +18,7 @@ const ROOT: &str = "STOCKADE_TCK_MICROVM_ROOT";
 const CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
 /// Programs of the root, all of them one.
-const PROGRAMS: [&str; 12] = [
+const PROGRAMS: [&str; 15] = [
     "sh",
     "true",
     "cat",
@@ -31,6 +31,9 @@ const PROGRAMS: [&str; 12] = [
     "env",
     "dd",
     "sha256sum",
+    "mkfifo",
+    "mv",
+    "setsid",
 ];
 
 /// Where the tests of this user keep what they share.
@@ -53,7 +56,7 @@ pub fn options() -> Options {
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
 pub fn root() -> PathBuf {
-    let root = place().join("root-2");
+    let root = place().join("root-3");
     if root.exists() {
         return root;
     }

@@ -2,17 +2,18 @@
 //! on both sides, is remembered until somebody has been told of it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::link::{Link, Shared};
 use super::lock;
+use crate::across::tree::{Conflict, Tree, TreeError};
 use crate::across::words::{Ask, Tell};
 
 /// The workspace's two copies.
 pub(crate) struct Bridge {
-    pub link: Arc<Link>,
+    link: RwLock<Arc<Link>>,
     /// The caller's own directory, if the workspace is one.
     tree: Option<Shared>,
     /// Whether what the guest changes comes back.
@@ -32,7 +33,22 @@ struct Untold {
 
 impl Bridge {
     pub fn new(link: Arc<Link>, tree: Option<Shared>, writable: bool) -> Self {
-        Self { link, tree, writable, untold: Mutex::default() }
+        Self { link: RwLock::new(link), tree, writable, untold: Mutex::default() }
+    }
+
+    /// The connection.
+    pub fn link(&self) -> Arc<Link> {
+        Arc::clone(&self.link.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Goes on over another one.
+    pub fn replace(&self, link: Arc<Link>) {
+        *self.link.write().unwrap_or_else(PoisonError::into_inner) = link;
+    }
+
+    /// Whether the other side has a copy of something that is here too.
+    pub fn is_shared(&self) -> bool {
+        self.tree.is_some()
     }
 
     /// The caller's own directory, if anything comes back to it.
@@ -67,7 +83,7 @@ impl Bridge {
         match parted.filter(|_| !told) {
             Some(error) => {
                 let message = format!("not everything was brought back: {}", error.message());
-                Err(self.link.peer().error(error.code(), "destroy", message).source(error))
+                Err(self.link().peer().error(error.code(), "destroy", message).source(error))
             }
             None => self.named(&conflicts),
         }
@@ -82,7 +98,8 @@ impl Bridge {
 
     /// Asks, and takes the guest's changes over.
     pub async fn ask(&self, operation: &'static str, ask: &Ask) -> Result<Tell> {
-        let turn = self.link.turn().await;
+        let link = self.link();
+        let turn = link.turn().await;
         let (tell, taken) = turn.ask(operation, ask, self.returns()).await?;
         match taken {
             Ok(conflicts) => self.note(conflicts.into_iter().map(|conflict| conflict.path)),
@@ -96,7 +113,8 @@ impl Bridge {
     pub async fn push(&self) -> Result<()> {
         self.together()?;
         let Some(tree) = &self.tree else { return Ok(()) };
-        let mut turn = self.link.turn().await;
+        let link = self.link();
+        let mut turn = link.turn().await;
         if !turn.tree(tree).await? {
             return Ok(());
         }
@@ -118,6 +136,41 @@ impl Bridge {
         self.together()
     }
 
+    /// The other side is a copy that nothing is known of: what can be written becomes as it is there, and
+    /// what cannot stays as it is here.
+    pub async fn meet_again(&self) -> Result<()> {
+        let Some(tree) = self.tree.clone() else { return Ok(()) };
+        if !self.writable {
+            lock(&tree).forget();
+            return Ok(());
+        }
+        self.together()?;
+        self.at_work(tree.clone(), |tree| tree.give_way().map(|()| Vec::new())).await?;
+        self.pull().await?;
+        // Nothing came: there is nothing.
+        let empty = |tree: &mut Tree| match tree.gives_way() {
+            true => tree.take(std::io::empty()),
+            false => Ok(Vec::new()),
+        };
+        self.at_work(tree, empty).await
+    }
+
+    /// Works on the caller's directory, in a thread that may wait for it.
+    async fn at_work(
+        &self,
+        tree: Shared,
+        work: impl FnOnce(&mut Tree) -> Result<Vec<Conflict>, TreeError> + Send + 'static,
+    ) -> Result<()> {
+        let worked = tokio::task::spawn_blocking(move || work(&mut lock(&tree))).await;
+        let failed = |message: String| {
+            self.link().peer().error(ErrorCode::Denied, "copy the workspace", message)
+        };
+        let worked = worked.map_err(|error| failed(error.to_string()))?;
+        let conflicts = worked.map_err(|error| failed(error.to_string()))?;
+        self.note(conflicts.into_iter().map(|conflict| conflict.path));
+        Ok(())
+    }
+
     fn named(&self, conflicts: &BTreeSet<String>) -> Result<()> {
         if conflicts.is_empty() {
             return Ok(());
@@ -128,7 +181,7 @@ impl Bridge {
             "changed here and in the sandbox, and left as here: {}{more}",
             named.join(", ")
         );
-        let error = self.link.peer().error(ErrorCode::Denied, "destroy", message);
+        let error = self.link().peer().error(ErrorCode::Denied, "destroy", message);
         Err(error.remedy("do not change files that a sandbox works on a copy of"))
     }
 }

@@ -11,7 +11,7 @@ use tokio::io::{
     AsyncBufRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf,
     duplex, split,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
@@ -56,10 +56,17 @@ enum Heard {
     Tell(Tell),
 }
 
+/// What waits to be sent.
+enum Item {
+    Frame(Bytes),
+    /// The last for now: nothing else is sent until the other end of this is dropped.
+    Last(Bytes, oneshot::Receiver<()>),
+}
+
 /// One connection.
 pub(crate) struct Link {
     peer: Peer,
-    out: mpsc::Sender<Bytes>,
+    out: mpsc::Sender<Item>,
     /// Held from a request to its answer.
     heard: tokio::sync::Mutex<mpsc::Receiver<Heard>>,
     controls: Controls,
@@ -113,15 +120,12 @@ impl Link {
         let bytes = frame.encode().map_err(|error| {
             Error::new(ErrorCode::TooLarge, "send", "the request is too long").source(error)
         })?;
-        self.out.send(bytes).await.map_err(|_| self.lost("send"))
+        self.out.send(Item::Frame(bytes)).await.map_err(|_| self.lost("send"))
     }
 
     /// Says something that is not answered.
     pub async fn say(&self, ask: &Ask) -> Result<()> {
-        let text = serde_json::to_vec(ask).map_err(|error| {
-            Error::new(ErrorCode::Invalid, "send", "the request has no written form").source(error)
-        })?;
-        self.send(Frame::Word(text.into())).await
+        self.send(word(ask)?).await
     }
 
     /// The other side may want an execution ended before it is known here whom to tell.
@@ -137,9 +141,31 @@ impl Link {
         }
     }
 
+    /// Takes over who is to be told from a connection in whose place this one is.
+    pub fn inherit(&self, from: &Self) {
+        let inherited = std::mem::take(&mut *lock(&from.controls));
+        lock(&self.controls).extend(inherited);
+    }
+
     /// An execution is over.
     pub fn forget(&self, execution: u32) {
         lock(&self.controls).remove(&execution);
+    }
+
+    /// Has both sides say nothing more until the answer is dropped: nothing is under way meanwhile.
+    pub async fn stand_still(&self, operation: &'static str) -> Result<Standing<'_>> {
+        let (goes_on, until) = oneshot::channel();
+        let mut turn = self.turn().await;
+        turn.open = true;
+        let ask = word(&Ask::StandStill)?.encode().map_err(|_| self.lost(operation))?;
+        self.out.send(Item::Last(ask, until)).await.map_err(|_| self.lost(operation))?;
+        let told = turn.hear(operation, None, &mut None).await?;
+        turn.open = false;
+        match told {
+            Tell::Done { .. } => Ok(Standing { _goes_on: goes_on, _turn: turn }),
+            Tell::Failed(failure) => Err(self.peer.failed(operation, failure)),
+            Tell::Judged(_) | Tell::Kill { .. } => Err(turn.broken(operation)),
+        }
     }
 
     /// Begins to ask. Whoever gives up between request and answer ends the connection: nobody would
@@ -147,6 +173,20 @@ impl Link {
     pub async fn turn(&self) -> Turn<'_> {
         Turn { heard: self.heard.lock().await, link: self, open: false }
     }
+}
+
+fn word(ask: &Ask) -> Result<Frame> {
+    let text = serde_json::to_vec(ask).map_err(|error| {
+        Error::new(ErrorCode::Invalid, "send", "the request has no written form").source(error)
+    })?;
+    Ok(Frame::Word(text.into()))
+}
+
+/// Both sides stand still until this is dropped.
+pub(crate) struct Standing<'a> {
+    // Dropped first: whoever asks next does so when it goes on.
+    _goes_on: oneshot::Sender<()>,
+    _turn: Turn<'a>,
 }
 
 impl Drop for Link {
@@ -273,30 +313,41 @@ fn end(control: &Arc<dyn ProcessControl>) {
     tokio::spawn(async move { control.kill().await });
 }
 
-async fn write(mut waiting: mpsc::Receiver<Bytes>, mut input: impl AsyncWrite + Unpin) {
-    while let Some(bytes) = waiting.recv().await {
+async fn write(mut waiting: mpsc::Receiver<Item>, mut input: impl AsyncWrite + Unpin) {
+    let Some(go_on) = word(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else { return };
+    while let Some(item) = waiting.recv().await {
+        let (bytes, until) = match item {
+            Item::Frame(bytes) => (bytes, None),
+            Item::Last(bytes, until) => (bytes, Some(until)),
+        };
         if input.write_all(&bytes).await.is_err() {
             return;
+        }
+        if let Some(until) = until {
+            let _ = until.await;
+            if input.write_all(&go_on).await.is_err() {
+                return;
+            }
         }
     }
 }
 
-async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Bytes>) {
+async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Item>) {
     loop {
         let mut piece = Vec::with_capacity(PIECE);
         let read = pipe.read_buf(&mut piece).await.unwrap_or(0);
         let Ok(bytes) = Frame::Agent(piece.into()).encode() else { return };
-        if read == 0 || out.send(bytes).await.is_err() {
+        if read == 0 || out.send(Item::Frame(bytes)).await.is_err() {
             return;
         }
     }
 }
 
-async fn beat(out: mpsc::Sender<Bytes>) {
+async fn beat(out: mpsc::Sender<Item>) {
     let Ok(bytes) = Frame::Beat.encode() else { return };
     loop {
         tokio::time::sleep(BEAT).await;
-        if out.send(bytes.clone()).await.is_err() {
+        if out.send(Item::Frame(bytes.clone())).await.is_err() {
             return;
         }
     }

@@ -17,13 +17,14 @@ use stockade_core::{
 };
 use tokio::io::{AsyncBufRead, AsyncWrite};
 
+use super::guest::Identity;
 use super::tree::{Side, Tree};
 use super::words::{Ask, Failure};
 use crate::linux::archives::Archives;
 use crate::native::Native;
 pub(crate) use bridge::Bridge;
 use link::{Link, Pipe, Shared};
-pub(crate) use sandbox::FarSandbox;
+pub(crate) use sandbox::{FarSandbox, Numbers};
 
 /// How long the agent there may take to say its first word.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -113,7 +114,29 @@ pub(crate) async fn build(
     let bridge = Arc::new(Bridge::new(link, tree, writable));
     let client = connect(pipe).await?;
     let user = Native::user(admitted.spec());
-    let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives);
+    let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, 0);
+    Ok((sandbox, bridge))
+}
+
+/// Takes a copy of a machine into use, with the sandbox that is in it.
+pub(crate) async fn take_over(
+    peer: Peer,
+    connection: Connection,
+    (id, admitted): (&SandboxId, &Admitted),
+    identity: Identity,
+    used: Numbers,
+) -> Result<(FarSandbox, Arc<Bridge>)> {
+    let tree = workspace(&peer.backend, admitted)?;
+    let archives = Archives::new(peer.backend.clone(), admitted);
+    let (link, pipe) = Link::new(peer, connection);
+    let asked = Ask::Become { identity: Box::new(identity), shared: tree.is_some() };
+    link.turn().await.ask("create", &asked, None).await.map(drop)?;
+    let bridge = Arc::new(Bridge::new(link, tree, !admitted.spec().read_only));
+    let (reader, writer) = tokio::io::split(pipe);
+    let client = AgentClient::take_over(reader, writer, DEADLINE, used.channels).await?;
+    let (user, used) = (Native::user(admitted.spec()), used.executions);
+    let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, used);
+    bridge.meet_again().await?;
     Ok((sandbox, bridge))
 }
 

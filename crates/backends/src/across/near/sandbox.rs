@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use stockade_agent::client::AgentClient;
 use stockade_core::{
     Command, EffectiveLimits, Exit, ExitStatus, Files, Parts, Process, ProcessControl,
@@ -18,10 +19,21 @@ use tokio::task::JoinHandle;
 
 use super::bridge::Bridge;
 use super::files::Synced;
+use super::link::Link;
+use super::{Connection, DEADLINE};
+use crate::across::guest::Identity;
 use crate::across::words::{Ask, How, Tell};
 use crate::linux::archives::Archives;
 use crate::linux::settle;
 use crate::linux::watch::held;
+
+/// The last numbers that were used: none is used twice, by copies neither.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Numbers {
+    pub channels: u32,
+    pub executions: u32,
+}
 
 /// A sandbox that another host or machine builds.
 pub(crate) struct FarSandbox {
@@ -41,10 +53,47 @@ impl FarSandbox {
         bridge: Arc<Bridge>,
         client: AgentClient,
         archives: Archives,
+        used: u32,
     ) -> Self {
         let client = Arc::new(client);
         let files = Synced::new(Arc::clone(&client), Arc::clone(&bridge));
-        Self { id, user, bridge, client, files, archives, last: AtomicU32::new(0) }
+        Self { id, user, bridge, client, files, archives, last: AtomicU32::new(used) }
+    }
+
+    /// The connection.
+    pub fn link(&self) -> Arc<Link> {
+        self.bridge.link()
+    }
+
+    /// What was used up so far.
+    pub fn numbers(&self) -> Numbers {
+        let executions = self.last.load(Ordering::Relaxed);
+        Numbers { channels: self.client.last_channel(), executions }
+    }
+
+    /// What has changed here is there too.
+    pub async fn push(&self) -> Result<()> {
+        self.bridge.push().await
+    }
+
+    /// Goes on with a machine that is as the one was of which this had used so much. What ran then goes on;
+    /// what began later is lost.
+    pub async fn go_back(
+        &self,
+        connection: Connection,
+        identity: Identity,
+        used: Numbers,
+    ) -> Result<()> {
+        self.bridge.push().await?;
+        let old = self.bridge.link();
+        let (link, pipe) = Link::new(old.peer().clone(), connection);
+        let asked = Ask::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
+        link.turn().await.ask("restore", &asked, None).await.map(drop)?;
+        link.inherit(&old);
+        let (reader, writer) = tokio::io::split(pipe);
+        self.client.go_back(reader, writer, DEADLINE, used.channels).await?;
+        self.bridge.replace(link);
+        self.bridge.meet_again().await
     }
 }
 
@@ -63,12 +112,12 @@ impl Sandbox for FarSandbox {
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = Ask::Watch { execution, cpu_time: limits.cpu_time };
         let watched = Watched { bridge: Arc::clone(&self.bridge), execution, over: false };
-        self.bridge.link.expect(execution);
+        self.bridge.link().expect(execution);
         // Before the agent hears of it: what is sent first arrives first.
-        self.bridge.link.say(&watch).await?;
+        self.bridge.link().say(&watch).await?;
         let command = settle(command, self.user);
         let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
-        self.bridge.link.control(execution, &control);
+        self.bridge.link().control(execution, &control);
         let (over, ended) = watch::channel(false);
         let killed = Arc::<AtomicBool>::default();
         let control = Control { inner: control, ended, killed: Arc::clone(&killed) };
@@ -110,7 +159,7 @@ impl Watched {
         tokio::spawn(async move {
             let ask = Ask::Ended { execution, how: How::of(&exit.status) };
             let told = bridge.ask("take the changes over", &ask).await;
-            bridge.link.forget(execution);
+            bridge.link().forget(execution);
             let verdict = match told {
                 Ok(Tell::Judged(verdict)) => verdict,
                 Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {

@@ -111,6 +111,8 @@ pub struct Tree {
     owner: Option<(u32, u32)>,
     /// How much larger it may get by what arrives at once.
     growth: u64,
+    /// Whether what arrives next is all of the other copy.
+    awaits_all: bool,
 }
 
 impl Tree {
@@ -122,7 +124,7 @@ impl Tree {
         let own = rustix::process::geteuid();
         let owner =
             (own.is_root() && found.uid() != own.as_raw()).then(|| (found.uid(), found.gid()));
-        Ok(Self { root, side, base: Manifest::new(), sent: None, owner, growth })
+        Ok(Self { root, side, base: Manifest::new(), sent: None, owner, growth, awaits_all: false })
     }
 
     /// Writes what has changed here since the copies were last the same; nothing if nothing has. They
@@ -149,6 +151,24 @@ impl Tree {
         }
         self.base = now;
         left.into_iter().map(|path| shown(Path::new(path))).collect()
+    }
+
+    /// The other copy is one that nothing is known of: what is sent next is everything.
+    pub fn forget(&mut self) {
+        self.base.clear();
+    }
+
+    /// The other copy is one that nothing is known of, and this one is to become the same, as it looks
+    /// now: what is taken next is everything, and what is not in it goes.
+    pub fn give_way(&mut self) -> Result<(), TreeError> {
+        self.base = scan::scan(&self.root, self.side)?;
+        self.awaits_all = true;
+        Ok(())
+    }
+
+    /// Whether it still has to become the same.
+    pub fn gives_way(&self) -> bool {
+        self.awaits_all
     }
 
     /// Takes what has changed in the other copy. Answers what had changed here too, which is left as it

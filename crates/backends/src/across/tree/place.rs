@@ -2,6 +2,7 @@
 //! checked by its parts and resolved by the kernel, each size is bounded, and a kind that does not travel
 //! is refused by name.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -30,6 +31,7 @@ pub(super) fn place(tree: &mut Tree, input: impl Read) -> Result<Vec<Conflict>, 
     for entry in archive.entries()?.raw(true) {
         placing.entry(entry?)?;
     }
+    placing.remove_others()?;
     placing.settle()?;
     let conflicts = placing.conflicts;
     // What follows the end of the archive is read too, so that the sender is not cut off.
@@ -54,6 +56,8 @@ struct Placing<'a> {
     gone: Count,
     fresh: Count,
     room: Room,
+    /// What was named, where that is all there is to be.
+    all: Option<BTreeSet<OsString>>,
 }
 
 /// How much larger the tree may still get.
@@ -89,6 +93,7 @@ fn taken_by(stat: &Stat) -> u64 {
 impl<'a> Placing<'a> {
     fn new(tree: &'a mut Tree) -> Self {
         let room = Room { most: tree.growth, left: tree.growth };
+        let all = std::mem::take(&mut tree.awaits_all).then(BTreeSet::new);
         Self {
             tree,
             name: None,
@@ -99,6 +104,7 @@ impl<'a> Placing<'a> {
             gone: Count::default(),
             fresh: Count::default(),
             room,
+            all,
         }
     }
 
@@ -121,6 +127,7 @@ impl<'a> Placing<'a> {
         count.add(&path)?;
         let number = self.next;
         self.next += 1;
+        self.name_it(&path, kind == EntryType::Directory)?;
         if self.conflicts_at(&path)? {
             return self.conflict(number, &path);
         }
@@ -135,6 +142,34 @@ impl<'a> Placing<'a> {
             self.file(&path, entry)
         } else {
             Err(refused(&path, "is neither a file, a directory nor a link"))
+        }
+    }
+
+    /// One of all there is to be. What is of another kind here is in its way.
+    fn name_it(&mut self, path: &Path, is_dir: bool) -> Result<(), TreeError> {
+        let Some(all) = &mut self.all else { return Ok(()) };
+        all.insert(path.into());
+        let here = self.tree.base.get(path.as_os_str()).map(|stamp| stamp.kind == Kind::Directory);
+        if here.is_none_or(|here| here == is_dir) {
+            return Ok(());
+        }
+        let there = |known: &&OsString| Path::new(known).starts_with(path);
+        let in_the_way: Vec<_> = self.tree.base.keys().rev().filter(there).cloned().collect();
+        in_the_way.iter().try_for_each(|path| self.remove_known(Path::new(path)))
+    }
+
+    /// What was not named goes, if all was: what lies deepest first.
+    fn remove_others(&mut self) -> Result<(), TreeError> {
+        let Some(all) = self.all.take() else { return Ok(()) };
+        let others = self.tree.base.keys().rev().filter(|path| !all.contains(*path));
+        let others: Vec<_> = others.cloned().collect();
+        others.iter().try_for_each(|path| self.remove_known(Path::new(path)))
+    }
+
+    fn remove_known(&mut self, path: &Path) -> Result<(), TreeError> {
+        match self.conflicts_at(path)? {
+            true => self.conflict(u32::MAX, path),
+            false => self.remove(path),
         }
     }
 

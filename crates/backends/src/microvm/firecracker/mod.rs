@@ -203,6 +203,10 @@ impl Driver for Firecracker {
         Boundary::Hardware
     }
 
+    async fn version(&self) -> Result<String> {
+        Ok(format!("Firecracker {}", self.version))
+    }
+
     async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
         fits(machine)?;
         let place = self.place(id, dir)?;

@@ -229,6 +229,11 @@ impl Vm for Machinery {
         saved
     }
 
+    /// Connections do not survive it, and the program inside takes one alone.
+    fn can_be_captured(&self) -> bool {
+        false
+    }
+
     fn said(&self) -> String {
         self.process.said()
     }

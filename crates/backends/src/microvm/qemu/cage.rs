@@ -2,14 +2,12 @@
 //! network, and the memory of the guest and a little more. What it needs is handed in as open files.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::sockopt::socket_peercred;
 use stockade_core::{
     Backend, Bytes, Command, Error, ErrorCode, HostPath, Limits, Mount, Process, ProcessControl,
     ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxSpec, StreamId,
@@ -17,7 +15,7 @@ use stockade_core::{
 use tokio::time::timeout;
 
 use super::arguments::Order;
-use crate::across::vmm::FILES;
+use crate::across::vmm::send;
 use crate::linux::{self, lock};
 use crate::microvm::driver::Machine;
 use crate::microvm::{NAME, failed};
@@ -43,6 +41,8 @@ pub(super) struct Caged {
     _inside: Arc<dyn Sandbox>,
     _control: Arc<dyn ProcessControl>,
     said: Arc<Mutex<String>>,
+    /// Its process, as this side numbers it.
+    pub process: i32,
 }
 
 /// Builds the walls and has QEMU started in them.
@@ -63,19 +63,21 @@ pub(super) async fn start(
     let Process { events, control } = inside.spawn(&Command::program(argv), &limits).await?;
     let said = Arc::<Mutex<String>>::default();
     tokio::spawn(attend(events, Arc::clone(&said)));
-    let caged = Caged {
+    let mut caged = Caged {
         native: Arc::clone(native),
         id: id.clone(),
         _inside: inside,
         _control: control,
         said,
+        process: 0,
     };
     let handed = timeout(PATIENCE, hand_over(listener, &order)).await;
-    let handed = handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    match handed.and_then(|()| std::fs::remove_file(dir.join(SOCKET))) {
-        Ok(()) => Ok(caged),
-        Err(error) => Err(caged.complaint("create", error)),
+    match handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(process) => caged.process = process,
+        Err(error) => return Err(caged.complaint("create", error)),
     }
+    std::fs::remove_file(dir.join(SOCKET)).map_err(no_socket)?;
+    Ok(caged)
 }
 
 fn spec(machine: &Machine, program: &Path, dir: &Path) -> Result<SandboxSpec> {
@@ -102,25 +104,15 @@ fn shown(source: &Path, target: &str) -> Result<Mount> {
     Ok(Mount { source, target, read_only: true })
 }
 
-async fn hand_over(listener: UnixListener, order: &Order) -> io::Result<()> {
+/// Returns whom they were handed to, who becomes QEMU.
+async fn hand_over(listener: UnixListener, order: &Order) -> io::Result<i32> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let (socket, _) = listener.accept().await?;
     let text = serde_json::to_vec(&order.words)?;
     socket.writable().await?;
-    socket.try_io(tokio::io::Interest::WRITABLE, || send(&socket, &text, &order.files))
-}
-
-/// Sends a message with open files.
-pub(super) fn send(socket: impl AsFd, text: &[u8], files: &[OwnedFd]) -> io::Result<()> {
-    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
-        return Err(io::Error::other("too many files"));
-    }
-    let sent = sendmsg(socket, &[io::IoSlice::new(text)], &mut ancillary, SendFlags::empty())?;
-    if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    socket.try_io(tokio::io::Interest::WRITABLE, || send(&socket, &text, &order.files))?;
+    Ok(socket_peercred(&socket)?.pid.as_raw_pid())
 }
 
 /// Keeps the last of what it complains of, until it ends.

@@ -2,41 +2,50 @@
 
 mod arguments;
 mod cage;
+mod memory;
 mod qmp;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as Socket;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::ftruncate;
 use serde_json::{Value, json};
-use stockade_core::{Boundary, Bytes, Error, ErrorCode, Feature, Result, SandboxId};
+use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::seal;
 use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use super::driver::{Driver, Machine, Saved, Vm};
-use super::{NAME, failed, sparse};
+use super::{NAME, failed};
 use crate::linux::lock;
 use crate::native::Native;
 use arguments::{Ends, Order};
 use cage::Caged;
+use memory::{Memories, Memory};
 use qmp::Qmp;
 
 /// The program, which the walls show where the host has it.
 const PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
+
+/// How long it may take to say which version it is.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The driver.
 pub(super) struct Qemu {
     native: Arc<Native>,
     /// What starts it inside its walls.
     helper: PathBuf,
-    /// Memory that machines are copies of, by where it was saved.
-    memories: Mutex<HashMap<PathBuf, Arc<OwnedFd>>>,
+    memories: Memories,
+    version: OnceCell<String>,
 }
 
 /// One machine.
@@ -44,8 +53,24 @@ struct QemuVm {
     caged: Caged,
     pipe: Mutex<Option<UnixStream>>,
     control: tokio::sync::Mutex<Qmp>,
-    /// The memory, where what the guest writes shows in it.
-    memory: Option<Arc<OwnedFd>>,
+    memory: Ram,
+}
+
+/// The memory of a machine.
+enum Ram {
+    /// What the guest writes shows in this file.
+    Shared(Arc<OwnedFd>),
+    /// What the guest writes is its own; the rest is this.
+    Private(Arc<Memory>),
+}
+
+impl Ram {
+    fn file(&self) -> &OwnedFd {
+        match self {
+            Self::Shared(file) => file,
+            Self::Private(memory) => &memory.file,
+        }
+    }
 }
 
 /// Where the program lies, if it is installed.
@@ -61,31 +86,16 @@ impl Qemu {
                 .backend(NAME)
                 .remedy("install the package qemu-system-x86"));
         }
-        Ok(Self { native, helper, memories: Mutex::default() })
-    }
-
-    /// The memory that was saved, as nobody can change it any more. Copies of a machine share it.
-    fn memory(&self, path: &Path) -> io::Result<Arc<OwnedFd>> {
-        if let Some(known) = lock(&self.memories).get(path) {
-            return Ok(Arc::clone(known));
-        }
-        let memory = memfd()?;
-        sparse::copy(&File::open(path)?, &memory)?;
-        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-        fcntl_add_seals(&memory, seals)?;
-        let memory = Arc::new(memory);
-        lock(&self.memories).insert(path.to_owned(), Arc::clone(&memory));
-        Ok(memory)
+        Ok(Self { native, helper, memories: Memories::default(), version: OnceCell::new() })
     }
 
     async fn start(
         &self,
         id: &SandboxId,
         machine: &Machine,
-        memory: Arc<OwnedFd>,
+        memory: Ram,
         dir: &Path,
         further: impl FnOnce(&mut Order) -> io::Result<()>,
-        shared: bool,
     ) -> Result<QemuVm> {
         let unusable = |error: io::Error| failed("create", "it cannot be described").source(error);
         let (pipe, theirs) = Socket::pair().map_err(unusable)?;
@@ -93,8 +103,8 @@ impl Qemu {
         let ends = Ends {
             pipe: theirs.into(),
             control: controlled.into(),
-            memory: memory.as_fd(),
-            shared,
+            memory: memory.file().as_fd(),
+            shared: matches!(memory, Ram::Shared(_)),
         };
         let mut order = Order::new(PROGRAM, machine, ends).map_err(unusable)?;
         for (number, disk) in machine.disks.iter().enumerate() {
@@ -113,15 +123,10 @@ impl Qemu {
         Ok(QemuVm {
             pipe: Mutex::new(Some(stream(pipe).map_err(unusable)?)),
             control: tokio::sync::Mutex::new(control),
-            memory: Some(memory).filter(|_| shared),
+            memory,
             caged,
         })
     }
-}
-
-fn memfd() -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    Ok(memfd_create("stockade-memory", flags)?)
 }
 
 fn stream(socket: Socket) -> io::Result<UnixStream> {
@@ -130,7 +135,7 @@ fn stream(socket: Socket) -> io::Result<UnixStream> {
 }
 
 fn sized(size: Bytes) -> io::Result<OwnedFd> {
-    let memory = memfd()?;
+    let memory = memory::memfd()?;
     ftruncate(&memory, size.0)?;
     Ok(memory)
 }
@@ -145,9 +150,24 @@ impl Driver for Qemu {
         Boundary::Emulated
     }
 
+    /// The kind of machine has no versions of its own: what it saves is that program's alone.
+    async fn version(&self) -> Result<String> {
+        let ask = || async {
+            let mut asked = tokio::process::Command::new(PROGRAM);
+            asked.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+            let said = timeout(PATIENCE, asked.output()).await.map_err(io::Error::from)??;
+            let said = String::from_utf8_lossy(&said.stdout);
+            Ok(said.lines().next().unwrap_or_default().escape_debug().to_string())
+        };
+        let version = self.version.get_or_try_init(ask).await;
+        version.cloned().map_err(|error: io::Error| {
+            failed("create", "QEMU does not say which version it is").source(error)
+        })
+    }
+
     async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
-        let memory = Arc::new(sized(machine.memory).map_err(no_memory)?);
-        let vm = self.start(id, machine, memory, dir, |order| kernel(order, machine), true).await?;
+        let memory = Ram::Shared(Arc::new(sized(machine.memory).map_err(no_memory)?));
+        let vm = self.start(id, machine, memory, dir, |order| kernel(order, machine)).await?;
         Ok(Box::new(vm))
     }
 
@@ -158,7 +178,7 @@ impl Driver for Qemu {
         saved: &Saved,
         dir: &Path,
     ) -> Result<Box<dyn Vm>> {
-        let memory = self.memory(&saved.memory).map_err(no_memory)?;
+        let memory = Ram::Private(self.memories.of(saved).await.map_err(no_memory)?);
         let state = File::open(&saved.state).map_err(no_memory)?;
         let incoming = |order: &mut Order| {
             let number = order.give(state.into());
@@ -166,7 +186,7 @@ impl Driver for Qemu {
             order.pair("-serial", "null");
             Ok(())
         };
-        Ok(Box::new(self.start(id, machine, memory, dir, incoming, false).await?))
+        Ok(Box::new(self.start(id, machine, memory, dir, incoming).await?))
     }
 }
 
@@ -194,7 +214,7 @@ impl QemuVm {
         control.ask("stop", Value::Null).await?;
         let name = control.give(File::create(path)?.into()).await?;
         // Named after what it was first made for; it serves any machine.
-        control.ask("xen-save-devices-state", json!({ "filename": name })).await?;
+        control.ask("xen-save-devices-state", json!({ "filename": name, "live": false })).await?;
         control.take_back(&name).await
     }
 }
@@ -218,15 +238,22 @@ impl Vm for QemuVm {
         let saved = Saved::within(into);
         let failed = |error: io::Error| self.caged.complaint("snapshot", error);
         self.save_state(&saved.state).await.map_err(failed)?;
-        let Some(memory) = self.memory.clone() else {
-            return Err(Error::unsupported("snapshot", Feature::FullSnapshot));
+        let process = self.caged.process;
+        let kept = match &self.memory {
+            Ram::Shared(memory) => {
+                let memory = Arc::clone(memory);
+                spawn_blocking(move || memory::keep_all(&memory, &saved))
+            }
+            Ram::Private(memory) => {
+                let memory = Arc::clone(memory);
+                spawn_blocking(move || memory.keep_touched(process, &saved))
+            }
         };
-        let copied = tokio::task::spawn_blocking(move || {
-            let memory = File::from(memory.try_clone()?);
-            sparse::copy(&memory, File::create(&saved.memory)?)
-        });
-        let copied = copied.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-        copied.map(drop).map_err(no_memory)
+        kept.await.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(no_memory)
+    }
+
+    fn can_be_captured(&self) -> bool {
+        memory::is_seen(self.caged.process)
     }
 
     fn said(&self) -> String {

@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interes
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::cage::send;
+use crate::across::vmm::send;
 
 /// The longest line that is read.
 const LINE: u64 = 1 << 20;

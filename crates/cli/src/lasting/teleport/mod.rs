@@ -20,8 +20,9 @@ use stockade_engine::{Passing, Snapshot, Snapshots, spec_of_a_copy};
 
 pub use arrive::{ArriveArgs, arrive};
 
+use super::client::Connection;
 use super::end::end;
-use super::message::Described;
+use super::message::{Described, Request};
 use super::place::Place;
 use super::{fork, rm, snapshot};
 use crate::config::Settings;
@@ -86,7 +87,13 @@ pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
         let remedy = "end it, or move without it by --force";
         rm::refuse_busy(&place, &args.sandbox, TELEPORT, remedy).await?;
     }
-    let sent = send(args, kind, described, &place, &settings, &host, printer).await?;
+    let passage = passage(args, described);
+    let sent = send(args, kind, passage, &mut in_use, &settings, &host, printer).await;
+    if sent.is_err() && stands_still(args, kind) {
+        // It stays here, and has nothing to wait for.
+        let _ = in_use.ask(&Request::Resume).await;
+    }
+    let sent = sent?;
     drop(in_use);
     if !args.keep {
         end_here(&place, &settings, &args.sandbox, &host, &sent.arrived).await?;
@@ -144,8 +151,8 @@ fn can_travel(spec: &SandboxSpec) -> Result<()> {
 async fn send(
     args: &TeleportArgs,
     kind: SnapshotKind,
-    described: Described,
-    place: &Place,
+    passage: Passage,
+    in_use: &mut Connection,
     settings: &Settings,
     host: &Host,
     printer: &Printer,
@@ -155,10 +162,17 @@ async fn send(
     // Before anything is captured: a host that cannot be reached costs nothing.
     let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
     let mut errand = reaching.await?;
-    let taken = snapshot::take(place, &args.sandbox, kind, printer).await?;
+    let place = Place::open(settings)?;
+    let taken = snapshot::take(&place, &args.sandbox, kind, printer).await?;
+    if stands_still(args, kind) {
+        match in_use.ask(&Request::Pause).await {
+            // Nothing runs in it by itself.
+            Err(error) if error.code() == ErrorCode::Unsupported => {}
+            paused => drop(paused?),
+        }
+    }
     let store = Arc::new(snapshot::store(settings)?);
     let passing = store.passing(taken)?;
-    let passage = passage(args, described);
     let sending = carry(&mut errand, &passage, &store, &passing);
     let (arrived, input) = match printer.patiently("carrying it there", sending).await {
         Ok(Some(arrived)) => arrived,
@@ -169,6 +183,11 @@ async fn send(
     let stays = stay(&mut errand, input).await?;
     stays.ok_or_else(|| unknown(host, &arrived, args.keep))?;
     Ok(Sent { arrived, kind })
+}
+
+/// What runs goes on there: from its capture on it does not here.
+fn stands_still(args: &TeleportArgs, kind: SnapshotKind) -> bool {
+    kind == SnapshotKind::Full && !args.keep
 }
 
 fn passage(args: &TeleportArgs, described: Described) -> Passage {

@@ -1,0 +1,194 @@
+//! A machine captured with its memory: the parts of a snapshot, and a machine that is continued from them.
+//! What the machine was made of is the same for all that are copies of one, and is linked, not copied.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, linkat};
+use serde::{Deserialize, Serialize};
+use stockade_core::{
+    Admitted, Bytes, Error, ErrorCode, Limits, Parts, Result, SandboxSpec, Workspace,
+};
+
+use super::create::Incarnation;
+use super::driver::{Disk, Driver, Machine, Saved};
+use super::{NAME, failed, sparse};
+use crate::across::far::SUM;
+use crate::across::near::Numbers;
+
+const MACHINE: &str = "machine";
+const ROOT: &str = "root";
+const DISK: &str = "disk";
+/// The most that is read of what is said about a machine.
+const LONGEST: u64 = 64 * 1024;
+
+/// What is said about a captured machine.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Said {
+    /// The program inside.
+    program: String,
+    /// What ran it.
+    runner: String,
+    memory: Bytes,
+    cpus: u32,
+    /// What the walls inside were built for.
+    walls: SandboxSpec,
+    /// Whether the workspace is a copy of a directory of the host's.
+    copied: bool,
+    used: Numbers,
+}
+
+/// What a machine is continued from.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    pub saved: Saved,
+    /// What its disk is a copy of.
+    pub disk: PathBuf,
+    pub root: PathBuf,
+    pub memory: Bytes,
+    pub cpus: u32,
+}
+
+impl Source {
+    /// The machine, with this disk of its own.
+    pub(super) fn machine(&self, disk: PathBuf) -> Machine {
+        Machine {
+            kernel: PathBuf::new(),
+            initramfs: PathBuf::new(),
+            command_line: String::new(),
+            memory: self.memory,
+            cpus: self.cpus,
+            cpu_rate: None,
+            disks: vec![
+                Disk { path: self.root.clone(), read_only: true },
+                Disk { path: disk, read_only: false },
+            ],
+        }
+    }
+}
+
+/// Captures a machine, which stands still from then on.
+pub(super) async fn capture(
+    now: &Arc<Incarnation>,
+    into: &Path,
+    (driver, admitted): (&dyn Driver, &Admitted),
+    used: Numbers,
+) -> Result<()> {
+    let said = Said {
+        program: SUM.to_owned(),
+        runner: driver.version().await?,
+        memory: now.memory,
+        cpus: now.cpus,
+        walls: walls(admitted),
+        copied: is_copied(admitted),
+        used,
+    };
+    now.vm.save(into).await?;
+    let (now, into) = (Arc::clone(now), into.to_owned());
+    let kept = tokio::task::spawn_blocking(move || keep(&now, &said, &into)).await;
+    kept.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
+        failed("snapshot", "the machine cannot be kept")
+            .remedy("make room in the state directory")
+            .source(error)
+    })
+}
+
+fn keep(now: &Incarnation, said: &Said, into: &Path) -> io::Result<()> {
+    fs::write(into.join(MACHINE), serde_json::to_vec(said)?)?;
+    sparse::copy(&now.disk, File::create_new(into.join(DISK))?)?;
+    hand_over(&now.root, &into.join(ROOT))?;
+    let saved = Saved::within(into);
+    if saved.memory.exists() { Ok(()) } else { hand_over(&now.base, &saved.memory) }
+}
+
+/// Another name for an open file; a copy where there can be none.
+fn hand_over(file: &File, name: &Path) -> io::Result<()> {
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match linkat(CWD, open, CWD, name, AtFlags::SYMLINK_FOLLOW) {
+        Ok(()) => Ok(()),
+        Err(_) => sparse::copy(&reopened(file)?, File::create_new(name)?).map(drop),
+    }
+}
+
+/// Not to move where others read.
+fn reopened(file: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// What the walls of a sandbox are built for: not what is each command's, and not where it lies.
+fn walls(admitted: &Admitted) -> SandboxSpec {
+    let spec = admitted.spec();
+    let each =
+        Limits { cpu_time: None, wall_time: None, output: None, fuel: None, ..*admitted.limits() };
+    SandboxSpec {
+        image: spec.image.clone(),
+        root: spec.root,
+        read_only: spec.read_only,
+        user: spec.user,
+        network: spec.network.clone(),
+        without: spec.without.clone(),
+        limits: each,
+        ..SandboxSpec::default()
+    }
+}
+
+fn is_copied(admitted: &Admitted) -> bool {
+    matches!(admitted.spec().workspace, Workspace::Local(_))
+}
+
+fn unfit(message: impl Into<String>, remedy: &str) -> Error {
+    Error::new(ErrorCode::Unsupported, "restore", message).backend(NAME).remedy(remedy)
+}
+
+/// What a captured machine is continued from, if it can be as it is asked for.
+pub(super) async fn source(
+    parts: &Parts,
+    driver: &dyn Driver,
+    admitted: &Admitted,
+) -> Result<(Source, Numbers)> {
+    let said = read(parts.get(MACHINE)?)?;
+    let other = "take another one here, or bring the same version";
+    if said.program != SUM {
+        return Err(unfit("it was captured by another version of stockade", other));
+    }
+    let runner = driver.version().await?;
+    if said.runner != runner {
+        let message = format!("it was captured under {}, and this is {runner}", said.runner);
+        return Err(unfit(message, other));
+    }
+    if said.walls != walls(admitted) {
+        let message = "its walls were built for other limits, another image, user or network";
+        return Err(unfit(message, "ask for what it was captured with"));
+    }
+    if is_copied(admitted) && !said.copied {
+        let message = "it was captured with a workspace that no directory is a copy of";
+        return Err(unfit(message, "ask for an ephemeral workspace"));
+    }
+    let touched = parts.get(Saved::TOUCHED).ok().map(Path::to_owned);
+    let saved = Saved {
+        state: parts.get(Saved::STATE)?.to_owned(),
+        memory: parts.get(Saved::MEMORY)?.to_owned(),
+        touched,
+    };
+    let (disk, root) = (parts.get(DISK)?.to_owned(), parts.get(ROOT)?.to_owned());
+    Ok((Source { saved, disk, root, memory: said.memory, cpus: said.cpus }, said.used))
+}
+
+fn read(path: &Path) -> Result<Said> {
+    use std::io::Read;
+    let read = || {
+        let mut text = Vec::new();
+        File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    read().map_err(|error: io::Error| {
+        Error::new(ErrorCode::Invalid, "restore", "what it says about its machine makes no sense")
+            .backend(NAME)
+            .remedy("take another one with this version of the backend")
+            .source(error)
+    })
+}

@@ -1,0 +1,194 @@
+//! Machines that are captured with their memory: what runs in them goes on, in place, in copies, and under
+//! another state directory.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+
+mod machines;
+mod ordinary;
+
+use std::collections::BTreeSet;
+use std::io::Seek;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stockade_core::{
+    Backend, Bytes, Command, Ending, ErrorCode, Limits, SandboxId, SandboxSpec, SnapshotKind,
+};
+use stockade_engine::{Engine, EngineConfig, OutputEvent};
+
+/// How many copies are made of one.
+const COPIES: usize = 20;
+const SOON: Duration = Duration::from_secs(60);
+
+/// Two programs whose state is in their memory alone: one counts, and one does what it is told.
+const PROGRAMS: &str = r#"
+    mkfifo /tmp/told
+    setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/new; mv /tmp/new /tmp/count; sleep 0.05; done' \
+        > /dev/null 2>&1 < /dev/null &
+    setsid sh -c 'known=secret; while :; do read line < /tmp/told; eval "$line"; done' \
+        > /dev/null 2>&1 < /dev/null &
+"#;
+
+/// What no two machines may have in common: name, ids, and what the kernel makes up.
+const WHO: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
+                   cat /proc/sys/kernel/random/uuid; dd if=/dev/urandom bs=16 count=1 2>/dev/null | sha256sum";
+
+struct Place {
+    engine: Engine,
+}
+
+impl Place {
+    async fn open(state: &Path) -> Self {
+        let backend: Arc<dyn Backend> = machines::backend();
+        Self { engine: Engine::open(EngineConfig::at(state), vec![backend]).await.unwrap() }
+    }
+
+    /// A sandbox in which both programs run.
+    async fn begun(&self) -> SandboxId {
+        let id = self.engine.create(spec()).await.unwrap();
+        self.sh(&id, PROGRAMS).await;
+        id
+    }
+
+    async fn sh(&self, id: &SandboxId, script: &str) -> String {
+        let command = Command::program(["sh", "-c", script]);
+        let execution = self.engine.exec(id, command).await.unwrap();
+        let mut reader = execution.subscribe();
+        let mut text = Vec::new();
+        while let Some(OutputEvent::Output { data, .. }) = reader.next().await {
+            text.extend_from_slice(&data);
+        }
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(execution.outcome().await.ending, Ending::Exited(0), "{script}: {text}");
+        text.trim().to_owned()
+    }
+
+    /// How far the one that counts has come.
+    async fn count(&self, id: &SandboxId) -> u64 {
+        self.sh(id, "cat /tmp/count || echo 0").await.parse().unwrap_or(0)
+    }
+
+    /// Waits until it has come further.
+    async fn counts_on(&self, id: &SandboxId, from: u64) -> u64 {
+        let until = Instant::now() + SOON;
+        loop {
+            let count = self.count(id).await;
+            if count > from {
+                return count;
+            }
+            assert!(Instant::now() < until, "{id} still says {count}, which was {from}");
+        }
+    }
+
+    /// What the other one knows.
+    async fn known(&self, id: &SandboxId) -> String {
+        let made = "[ -p /tmp/said ] || mkfifo /tmp/said";
+        let ask = r#"echo 'echo "$known" > /tmp/said' > /tmp/told; cat /tmp/said"#;
+        self.sh(id, &format!("{made}; {ask}")).await
+    }
+
+    async fn teach(&self, id: &SandboxId, known: &str) {
+        self.sh(id, &format!("echo 'known={known}' > /tmp/told")).await;
+    }
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec { backend: "microvm".parse().unwrap(), ..SandboxSpec::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[cfg_attr(no_microvm, ignore = "no virtual machine can be made: run scripts/setup as root")]
+async fn copies_go_on_with_their_memory_and_share_none() {
+    let state = tempfile::tempdir().unwrap();
+    let place = Place::open(state.path()).await;
+    let parent = place.begun().await;
+    let before = place.counts_on(&parent, 5).await;
+    let begun = Instant::now();
+    let copies = place.engine.fork(&parent, COPIES).await.unwrap();
+    println!("{COPIES} copies in {:?}", begun.elapsed());
+    let mut seen = BTreeSet::new();
+    for (number, copy) in copies.iter().enumerate() {
+        let here = place.count(copy).await;
+        assert!(here >= before, "it began anew: {here}, and it was {before}");
+        place.counts_on(copy, here).await;
+        assert_eq!(place.known(copy).await, "secret");
+        place.teach(copy, &format!("own{number}")).await;
+        place.sh(copy, &format!("echo {number} > /tmp/own")).await;
+        seen.extend(place.sh(copy, WHO).await.lines().map(str::to_owned).enumerate());
+    }
+    for (number, copy) in copies.iter().enumerate() {
+        assert_eq!(place.known(copy).await, format!("own{number}"));
+        assert_eq!(place.sh(copy, "cat /tmp/own").await, number.to_string());
+    }
+    assert_eq!(place.known(&parent).await, "secret");
+    assert_eq!(place.sh(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
+    place.counts_on(&parent, before).await;
+    seen.extend(place.sh(&parent, WHO).await.lines().map(str::to_owned).enumerate());
+    assert_eq!(seen.len(), 5 * (COPIES + 1), "{seen:?}");
+    for id in copies.into_iter().chain([parent]) {
+        place.engine.destroy(&id).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[cfg_attr(no_microvm, ignore = "no virtual machine can be made: run scripts/setup as root")]
+async fn a_machine_is_taken_back_to_what_it_was() {
+    let state = tempfile::tempdir().unwrap();
+    let place = Place::open(state.path()).await;
+    let id = place.begun().await;
+    place.counts_on(&id, 5).await;
+    let who = place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await;
+    let snapshot = place.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
+    place.teach(&id, "later").await;
+    assert_eq!(place.known(&id).await, "later");
+    for _ in 0..2 {
+        place.engine.restore(&id, &snapshot.id).await.unwrap();
+        assert_eq!(place.known(&id).await, "secret");
+        let now = place.count(&id).await;
+        place.counts_on(&id, now).await;
+        assert_ne!(place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await, who);
+        place.teach(&id, "later").await;
+    }
+    // One of a copy: what was touched before it is in it.
+    let copy = place.engine.create_from(&snapshot.id, spec()).await.unwrap();
+    place.teach(&copy, "copied").await;
+    let second = place.engine.snapshot(&copy, SnapshotKind::Full).await.unwrap();
+    let copy_of_copy = place.engine.create_from(&second.id, spec()).await.unwrap();
+    assert_eq!(place.known(&copy_of_copy).await, "copied");
+    let other = Limits { memory: Some(Bytes(100 << 20)), ..Limits::default() };
+    let other = SandboxSpec { limits: other, ..spec() };
+    let refused = place.engine.create_from(&snapshot.id, other).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
+    for id in [id, copy, copy_of_copy] {
+        place.engine.destroy(&id).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[cfg_attr(no_microvm, ignore = "no virtual machine can be made: run scripts/setup as root")]
+async fn what_runs_goes_on_under_another_state_directory() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, there) = (Place::open(here.path()).await, Place::open(there.path()).await);
+    let id = here.begun().await;
+    let before = here.counts_on(&id, 5).await;
+    let snapshot = here.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
+    here.engine.destroy(&id).await.unwrap();
+    let mut parcel = tempfile::tempfile().unwrap();
+    here.engine.snapshots().export(&snapshot, &mut parcel).unwrap();
+    println!("{} bytes", parcel.stream_position().unwrap());
+    parcel.rewind().unwrap();
+    let snapshot = there.engine.snapshots().import(&mut parcel, Bytes(1 << 40)).unwrap();
+    let id = there.engine.create_from(&snapshot.id, spec()).await.unwrap();
+    assert_eq!(there.known(&id).await, "secret");
+    let now = there.count(&id).await;
+    assert!(now >= before, "it began anew: {now}, and it was {before}");
+    there.counts_on(&id, now).await;
+    there.engine.destroy(&id).await.unwrap();
+}
+
+#[test]
+#[cfg_attr(no_microvm, ignore = "no virtual machine can be made: run scripts/setup as root")]
+fn what_runs_goes_on_for_an_ordinary_user_too() {
+    ordinary::repeat("what_runs_goes_on_under_another_state_directory");
+}
