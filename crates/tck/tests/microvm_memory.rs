@@ -24,11 +24,16 @@ const SOON: Duration = Duration::from_secs(60);
 /// Two programs whose state is in their memory alone: one counts, and one does what it is told.
 const PROGRAMS: &str = r#"
     mkfifo /tmp/told
-    setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/new; mv /tmp/new /tmp/count; sleep 0.05; done' \
+    setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.5; done' \
         > /dev/null 2>&1 < /dev/null &
     setsid sh -c 'known=secret; while :; do read line < /tmp/told; eval "$line"; done' \
         > /dev/null 2>&1 < /dev/null &
 "#;
+
+/// How far the one has come, which may be writing just now; what the other knows.
+const COUNT: &str = "until read n < /tmp/count; do :; done; echo $n";
+const KNOWN: &str = r#"[ -p /tmp/said ] || mkfifo /tmp/said
+    echo 'echo "$known" > /tmp/said' > /tmp/told; cat /tmp/said"#;
 
 /// What no two machines may have in common: name, ids, and what the kernel makes up.
 const WHO: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
@@ -64,28 +69,19 @@ impl Place {
         text.trim().to_owned()
     }
 
-    /// How far the one that counts has come.
     async fn count(&self, id: &SandboxId) -> u64 {
-        self.sh(id, "cat /tmp/count || echo 0").await.parse().unwrap_or(0)
+        self.sh(id, COUNT).await.parse().unwrap()
     }
 
     /// Waits until it has come further.
     async fn counts_on(&self, id: &SandboxId, from: u64) -> u64 {
-        let until = Instant::now() + SOON;
-        loop {
-            let count = self.count(id).await;
-            if count > from {
-                return count;
-            }
-            assert!(Instant::now() < until, "{id} still says {count}, which was {from}");
-        }
+        let waiting = format!("{COUNT}; while [ $n -le {from} ]; do sleep 0.2; {COUNT}; done");
+        let counted = tokio::time::timeout(SOON, self.sh(id, &waiting)).await;
+        counted.unwrap().lines().last().unwrap().parse().unwrap()
     }
 
-    /// What the other one knows.
     async fn known(&self, id: &SandboxId) -> String {
-        let made = "[ -p /tmp/said ] || mkfifo /tmp/said";
-        let ask = r#"echo 'echo "$known" > /tmp/said' > /tmp/told; cat /tmp/said"#;
-        self.sh(id, &format!("{made}; {ask}")).await
+        self.sh(id, KNOWN).await
     }
 
     async fn teach(&self, id: &SandboxId, known: &str) {
@@ -103,23 +99,24 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     let state = tempfile::tempdir().unwrap();
     let place = Place::open(state.path()).await;
     let parent = place.begun().await;
-    let before = place.counts_on(&parent, 5).await;
+    let before = place.counts_on(&parent, 2).await;
     let begun = Instant::now();
     let copies = place.engine.fork(&parent, COPIES).await.unwrap();
     println!("{COPIES} copies in {:?}", begun.elapsed());
     let mut seen = BTreeSet::new();
     for (number, copy) in copies.iter().enumerate() {
-        let here = place.count(copy).await;
-        assert!(here >= before, "it began anew: {here}, and it was {before}");
-        place.counts_on(copy, here).await;
-        assert_eq!(place.known(copy).await, "secret");
-        place.teach(copy, &format!("own{number}")).await;
-        place.sh(copy, &format!("echo {number} > /tmp/own")).await;
-        seen.extend(place.sh(copy, WHO).await.lines().map(str::to_owned).enumerate());
+        let own = format!("echo 'known=own{number}' > /tmp/told; echo {number} > /tmp/own");
+        let told = place.sh(copy, &format!("{COUNT}\n{KNOWN}\n{own}\n{WHO}")).await;
+        let mut lines = told.lines().map(str::to_owned);
+        let count: u64 = lines.next().unwrap().parse().unwrap();
+        assert!(count >= before, "it began anew: {count}, and it was {before}");
+        assert_eq!(lines.next().unwrap(), "secret");
+        seen.extend(lines.enumerate());
     }
     for (number, copy) in copies.iter().enumerate() {
-        assert_eq!(place.known(copy).await, format!("own{number}"));
-        assert_eq!(place.sh(copy, "cat /tmp/own").await, number.to_string());
+        place.counts_on(copy, before).await;
+        let told = place.sh(copy, &format!("{KNOWN}\ncat /tmp/own")).await;
+        assert_eq!(told, format!("own{number}\n{number}"));
     }
     assert_eq!(place.known(&parent).await, "secret");
     assert_eq!(place.sh(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
@@ -137,7 +134,7 @@ async fn a_machine_is_taken_back_to_what_it_was() {
     let state = tempfile::tempdir().unwrap();
     let place = Place::open(state.path()).await;
     let id = place.begun().await;
-    place.counts_on(&id, 5).await;
+    place.counts_on(&id, 2).await;
     let who = place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await;
     let snapshot = place.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
     place.teach(&id, "later").await;
@@ -171,7 +168,7 @@ async fn what_runs_goes_on_under_another_state_directory() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (here, there) = (Place::open(here.path()).await, Place::open(there.path()).await);
     let id = here.begun().await;
-    let before = here.counts_on(&id, 5).await;
+    let before = here.counts_on(&id, 2).await;
     let snapshot = here.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
     here.engine.destroy(&id).await.unwrap();
     let mut parcel = tempfile::tempfile().unwrap();
