@@ -1,16 +1,23 @@
-//! The microvm backend: the first machine, copies of it, commands in one, and what a copy takes of memory.
+//! The microvm backend: the first machine, copies of it, commands in one, what a copy takes of memory, and
+//! what capturing one with its memory takes; beside QEMU as one would start it by hand, without walls and
+//! without anybody to talk to inside.
 
+use std::error::Error;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Process, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stockade_backends::microvm::{Microvm, Options};
-use stockade_core::{Backend, Command, SandboxSpec};
+use stockade_core::{Backend, Bytes, Command, Limits, SandboxSpec, SnapshotKind};
 use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
+use crate::native::spawn;
 use crate::table::{Row, print};
 
 const ROUNDS: usize = 20;
@@ -18,6 +25,14 @@ const ROUNDS: usize = 20;
 const EACH: usize = 5;
 /// Copies that live at once.
 const COPIES: usize = 20;
+/// How often that many are made.
+const FORKS: usize = 3;
+/// What is written to memory before a machine is captured.
+const MIB: [u64; 3] = [16, 128, 512];
+const PATIENCE: Duration = Duration::from_secs(60);
+const MACHINE: &str =
+    "microvm,acpi=on,rtc=off,pit=off,pic=off,isa-serial=on,suppress-vmdesc=on,memory-backend=ram";
+const RAM: &str = "memory-backend-file,id=ram,share=off";
 
 pub fn measure() -> Measured {
     let dir = tempfile::tempdir_in("/var/tmp")?;
@@ -29,7 +44,9 @@ async fn compare(dir: &Path) -> Measured {
     let root = dir.join("root");
     fs::create_dir_all(root.join("bin"))?;
     fs::copy("/bin/busybox", root.join("bin/busybox"))?;
-    symlink("busybox", root.join("bin/true"))?;
+    for program in ["true", "sh", "dd", "sleep"] {
+        symlink("busybox", root.join("bin").join(program))?;
+    }
     let options = Options {
         root: Some(root),
         cache: Some(dir.join("store")),
@@ -60,7 +77,171 @@ async fn compare(dir: &Path) -> Measured {
         rows[2].add(begun.elapsed());
     }
     print(&mut rows);
-    many(&engine, &spec).await
+    many(&engine, &spec).await?;
+    captured(&engine, &spec, &dir.join("store")).await?;
+    for mib in MIB {
+        touched(&engine, &spec, mib).await?;
+    }
+    Ok(())
+}
+
+/// Capturing an idle machine and continuing it, taking turns with the same by hand.
+async fn captured(engine: &Engine, spec: &SandboxSpec, store: &Path) -> Measured {
+    let id = engine.create(spec.clone()).await?;
+    let names = ["QEMU, restored", "QEMU, saved", "restored", "saved", "fork x20"];
+    let mut rows = names.map(Row::new);
+    for round in 0..ROUNDS {
+        let begun = Instant::now();
+        let mut hand = ByHand::restored(store)?;
+        rows[0].add(begun.elapsed());
+        let begun = Instant::now();
+        hand.save()?;
+        rows[1].add(begun.elapsed());
+        drop(hand);
+        let begun = Instant::now();
+        let snapshot = engine.snapshot(&id, SnapshotKind::Full).await?.id;
+        rows[3].add(begun.elapsed());
+        let begun = Instant::now();
+        let copy = engine.create_from(&snapshot, spec.clone()).await?;
+        rows[2].add(begun.elapsed());
+        engine.destroy(&copy).await?;
+        engine.snapshots().remove(&snapshot)?;
+        if round < FORKS {
+            let begun = Instant::now();
+            let copies = engine.fork(&id, COPIES).await?;
+            rows[4].add(begun.elapsed());
+            for copy in copies {
+                engine.destroy(&copy).await?;
+            }
+        }
+    }
+    println!("an idle machine of 1 GiB, {ROUNDS} rounds, taking turns");
+    print(&mut rows);
+    Ok(engine.destroy(&id).await?)
+}
+
+/// Capturing a machine in which so much was written to memory.
+async fn touched(engine: &Engine, spec: &SandboxSpec, mib: u64) -> Measured {
+    let limits = Limits { memory: Some(Bytes(768 << 20)), ..Limits::default() };
+    let spec = SandboxSpec { limits, ..spec.clone() };
+    let id = engine.create(spec).await?;
+    let fill = format!("dd if=/dev/zero of=/dev/shm/filled bs=1M count={mib} 2> /dev/null");
+    let filled = engine.exec(&id, Command::program(["sh", "-c", &fill])).await?.outcome().await;
+    let mut row = [Row::new("saved")];
+    for _ in 0..ROUNDS / 2 {
+        let begun = Instant::now();
+        let snapshot = engine.snapshot(&id, SnapshotKind::Full).await?.id;
+        row[0].add(begun.elapsed());
+        engine.snapshots().remove(&snapshot)?;
+    }
+    println!("{mib} MiB touched ({:?})", filled.ending);
+    print(&mut row);
+    Ok(engine.destroy(&id).await?)
+}
+
+/// A machine of the store, continued by QEMU alone.
+struct ByHand {
+    qemu: Child,
+    talk: BufReader<UnixStream>,
+    dir: tempfile::TempDir,
+}
+
+impl ByHand {
+    /// Returns when it runs.
+    fn restored(store: &Path) -> Result<Self, Box<dyn Error>> {
+        let template = only(&store.join("templates"))?;
+        let image = only(&store.join("images"))?;
+        let dir = tempfile::tempdir_in("/var/tmp")?;
+        let (disk, socket) = (dir.path().join("disk"), dir.path().join("qmp"));
+        spawn(Process::new("cp").arg("--sparse=always").arg(template.join("disk")).arg(&disk))?;
+        let size = fs::metadata(template.join("memory"))?.len();
+        let memory = template.join("memory");
+        let qemu = Process::new("qemu-system-x86_64")
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-no-reboot",
+                "-display",
+                "none",
+                "-cpu",
+                "max",
+            ])
+            .args(["-accel", "tcg,thread=single,tb-size=64", "-smp", "1", "-serial", "null"])
+            .args(["-machine", MACHINE, "-m", &format!("{size}B")])
+            .args(["-object", &format!("{RAM},size={size},mem-path={}", memory.display())])
+            .args(["-global", "virtio-mmio.force-legacy=false"])
+            .args(["-global", "migration.send-configuration=off"])
+            .args(["-chardev", "null,id=pipe", "-device", "virtio-serial-device"])
+            .args(["-device", "virtserialport,chardev=pipe,name=stockade.pipe"])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())])
+            .args(drive(0, &file_of(&image)?, "on"))
+            .args(drive(1, &disk, "off"))
+            .args(["-incoming", &format!("exec:cat {}", template.join("state").display())])
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        let stream = loop {
+            match UnixStream::connect(&socket) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut hand = Self { qemu, talk: BufReader::new(stream), dir };
+        hand.ask("qmp_capabilities", "")?;
+        while !hand.ask("query-status", "")?.contains("\"running\": true") {}
+        Ok(hand)
+    }
+
+    /// As QEMU saves a machine to a file.
+    fn save(&mut self) -> Measured {
+        let path = self.dir.path().join("saved");
+        let uri = format!(", \"arguments\": {{\"uri\": \"exec:cat > {}\"}}", path.display());
+        self.ask("migrate", &uri)?;
+        while !self.ask("query-migrate", "")?.contains("completed") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, command: &str, arguments: &str) -> Result<String, Box<dyn Error>> {
+        writeln!(self.talk.get_mut(), "{{\"execute\": \"{command}\"{arguments}}}")?;
+        loop {
+            let mut line = String::new();
+            self.talk.read_line(&mut line)?;
+            if line.contains("\"error\"") || line.is_empty() {
+                return Err(line.into());
+            }
+            if line.contains("\"return\"") {
+                return Ok(line);
+            }
+        }
+    }
+}
+
+impl Drop for ByHand {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn drive(number: u32, path: &Path, read_only: &str) -> [String; 4] {
+    let how = format!("if=none,id=disk{number},format=raw,cache=unsafe,readonly={read_only}");
+    let drive = format!("{how},file={}", path.display());
+    ["-drive".into(), drive, "-device".into(), format!("virtio-blk-device,drive=disk{number}")]
+}
+
+/// The first thing in a directory: one with the smallest memory.
+fn only(dir: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let mut all: Vec<_> = fs::read_dir(dir)?.flatten().map(|entry| entry.path()).collect();
+    all.sort_by_key(|path| fs::metadata(path.join("memory")).map_or(0, |found| found.len()));
+    Ok(all.into_iter().next().ok_or("nothing is there")?)
+}
+
+/// The thing itself, or what is in it.
+fn file_of(path: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    if path.is_dir() { only(path) } else { Ok(path.to_owned()) }
 }
 
 /// Copies that live at once, and what each has of its own.

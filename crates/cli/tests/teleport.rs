@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 
 mod common;
+#[path = "../../tck/tests/machines/place.rs"]
+mod machines;
 #[path = "../../tck/tests/sshd/mod.rs"]
 mod sshd;
 
@@ -122,6 +124,47 @@ fn a_sandbox_moves_with_its_files_and_its_environment() {
     let look = "cat file /tmp/file; stat -c %s noise; echo $TOLD";
     way.there.shell(&arrived, look).is(0, "kept\ntmp\n1000000\nhushhush\n", "");
     assert_eq!(way.arrived(), [arrived.as_str()]);
+    way.here.assert_all_is_gone();
+    for place in [&way.here, &way.there] {
+        stores_nothing(&place.state());
+    }
+}
+
+/// Counts in its memory alone.
+const COUNTING: &str = "setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.2; done' \
+                        > /dev/null 2>&1 < /dev/null &";
+
+/// How far that has come, which may be writing just now.
+fn count(place: &Lasting, id: &str) -> u64 {
+    let told = place.shell(id, "until read n < /tmp/count; do :; done; echo $n");
+    told.stdout.trim().parse().unwrap_or_else(|_| panic!("{told:?}"))
+}
+
+#[test]
+fn a_machine_moves_with_what_runs_in_it() {
+    let way = Way::new();
+    let (root, store) = (machines::root(), machines::store());
+    let settings = format!("[microvm]\nroot = {root:?}\ncache = {store:?}\n");
+    for place in [&way.here, &way.there] {
+        let config = place.path("home/.config/stockade/config.toml");
+        fs::create_dir_all(config.parent().unwrap()).unwrap();
+        let before = fs::read_to_string(&config).unwrap_or_default();
+        fs::write(&config, before + &settings).unwrap();
+    }
+    let home = way.there.path("home");
+    let script = format!("HOME={} exec STOCKADE \"$@\"", home.display());
+    let there = way.program("stockade", &script);
+    let id = way.here.create(&["--backend", "microvm", "--no-workspace"]);
+    way.here.shell(&id, COUNTING).is(0, "", "");
+    eventually("it counts", || count(&way.here, &id) > 3);
+    let before = count(&way.here, &id);
+    let moved = way.teleport(&id, &there, &[]);
+    assert_eq!((moved.code, &*moved.stderr), (0, ""), "{moved:?}");
+    let arrived = moved.stdout.trim();
+    let after = count(&way.there, arrived);
+    assert!(after >= before, "it began anew: {after}, and it was {before}");
+    eventually("it counts on", || count(&way.there, arrived) > after);
+    way.there.shell(arrived, "hostname").is(0, &format!("{arrived}\n"), "");
     way.here.assert_all_is_gone();
     for place in [&way.here, &way.there] {
         stores_nothing(&place.state());

@@ -1,12 +1,10 @@
-//! What the tests of machines share: one small root, and one store in which what was prepared is kept, so
-//! that a machine is started once for all of them.
+//! What the tests of machines share: the backend, and an engine of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
 #![allow(dead_code, reason = "each test uses what it needs of it")]
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+mod place;
+
 use std::process::Command;
 use std::sync::Arc;
 
@@ -17,65 +15,14 @@ use stockade_tck::OnHost;
 const ROOT: &str = "STOCKADE_TCK_MICROVM_ROOT";
 const CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
-/// Programs of the root, all of them one.
-const PROGRAMS: [&str; 15] = [
-    "sh",
-    "true",
-    "cat",
-    "ls",
-    "sleep",
-    "echo",
-    "id",
-    "hostname",
-    "mount",
-    "env",
-    "dd",
-    "sha256sum",
-    "mkfifo",
-    "mv",
-    "setsid",
-];
-
-/// Where the tests of this user keep what they share.
-fn place() -> PathBuf {
-    match rustix::process::geteuid().is_root() {
-        true => Path::new(env!("CARGO_TARGET_TMPDIR")).join("microvm"),
-        false => PathBuf::from(std::env::var_os("HOME").unwrap()).join("microvm"),
-    }
-}
-
 /// How machines are made.
 pub fn options() -> Options {
     Options {
-        root: Some(root()),
-        cache: Some(place().join("store")),
+        root: Some(place::root()),
+        cache: Some(place::store()),
         prepare: true,
         ..Options::default()
     }
-}
-
-/// A root of one static program under many names. It is put in its place whole, by whoever comes first.
-pub fn root() -> PathBuf {
-    let root = place().join("root-3");
-    if root.exists() {
-        return root;
-    }
-    fs::create_dir_all(place()).unwrap();
-    let draft = tempfile::tempdir_in(place()).unwrap();
-    let made = draft.path().join("root");
-    fs::create_dir_all(made.join("usr/bin")).unwrap();
-    symlink("usr/bin", made.join("bin")).unwrap();
-    fs::create_dir_all(made.join("etc")).unwrap();
-    fs::copy("/bin/busybox", made.join("bin/busybox")).unwrap();
-    for program in PROGRAMS {
-        symlink("busybox", made.join("bin").join(program)).unwrap();
-    }
-    fs::write(made.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").unwrap();
-    fs::write(made.join("etc/machine-id"), format!("{}\n", "0".repeat(32))).unwrap();
-    fs::set_permissions(&made, fs::Permissions::from_mode(0o755)).unwrap();
-    // Another one who came first at the same time serves as well.
-    let _ = fs::rename(&made, &root);
-    root
 }
 
 /// The backend.

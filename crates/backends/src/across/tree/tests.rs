@@ -316,3 +316,46 @@ fn what_was_never_taken_over_there_is_sent_again() {
     assert_eq!(carry(&mut near, &mut far), BTreeSet::new());
     assert_eq!(far.read("file"), "edited here");
 }
+
+#[test]
+fn a_copy_that_gives_way_becomes_the_other_one() {
+    let (mut near, mut far) = (Here::new(Side::Near), Here::new(Side::Far));
+    far.write("same", "far");
+    far.write("was-dir", "a file now");
+    fs::create_dir(far.at("was-file")).unwrap();
+    far.write("was-file/in", "far");
+    near.write("same", "near");
+    near.write("only-near", "near");
+    near.write("was-file", "near");
+    for dir in ["was-dir", "was-dir/deeper", "gone"] {
+        fs::create_dir(near.at(dir)).unwrap();
+    }
+    near.write("was-dir/deeper/in", "near");
+    near.write("gone/in", "near");
+    near.tree.give_way().unwrap();
+    // Changed after it was said: that is not lost.
+    near.write("gone/new", "new");
+    far.tree.forget();
+    let all = far.sends();
+    assert!(near.takes(&all).unwrap().is_empty());
+    assert!(!near.tree.gives_way());
+    assert_eq!((near.read("same"), near.read("was-dir")), ("far".into(), "a file now".into()));
+    assert_eq!(near.read("was-file/in"), "far");
+    assert_eq!(near.names("tree/gone"), ["new".to_owned()].into());
+    assert!(!near.at("only-near").exists());
+    // What comes next is a change again, and takes nothing else with it.
+    far.tree.agreed(&[]);
+    far.write("same", "later");
+    let change = far.sends();
+    assert!(near.takes(&change).unwrap().is_empty());
+    assert_eq!((near.read("same"), near.read("was-dir")), ("later".into(), "a file now".into()));
+}
+
+#[test]
+fn a_copy_that_gives_way_to_nothing_is_empty() {
+    let mut near = Here::new(Side::Near);
+    near.write("file", "near");
+    near.tree.give_way().unwrap();
+    assert!(near.takes(&[]).unwrap().is_empty());
+    assert!(near.untouched());
+}
