@@ -12,7 +12,7 @@ use bytes::Bytes;
 use common::{Agent, LIMIT, eventually, is_alive, pids, read_to_end, read_until, sh, status, test};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use stockade_agent::client::AgentClient;
-use stockade_core::{Command, ExitStatus, Stdin};
+use stockade_core::{Command, ExitStatus, Signal, Stdin};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -61,7 +61,7 @@ fn programs_outlive_the_client_that_started_them() {
 }
 
 #[test]
-fn what_ran_then_goes_on_and_what_began_later_is_lost() {
+fn what_ran_then_goes_on_and_what_began_later_is_gone() {
     test(async {
         let (_agent, client, held) = connected().await;
         let echo = Command { stdin: Stdin::Stream, ..sh("echo one; cat; exit 5") };
@@ -71,14 +71,33 @@ fn what_ran_then_goes_on_and_what_began_later_is_lost() {
         let mut later = client.spawn(&sh("echo two; sleep 600"), &[]).await.unwrap();
         read_until(&mut later, "two\n").await;
         let (reader, writer) = hand_over(&held);
-        client.go_back(reader, writer, LIMIT, last).await.unwrap();
-        let lost = read_to_end(&mut later).await.exit.status;
-        assert!(matches!(lost, ExitStatus::Lost(_)), "{lost:?}");
+        client.go_back(reader, writer, LIMIT, (last, true)).await.unwrap();
+        assert_eq!(read_to_end(&mut later).await.exit.status, ExitStatus::Signalled(Signal::KILL));
         let long = Bytes::from(vec![b'x'; 100_000]);
         kept.control.write_stdin(long.clone()).await.unwrap();
         kept.control.close_stdin().await.unwrap();
         let done = read_to_end(&mut kept).await;
         assert_eq!((done.stdout.len(), done.exit.status), (long.len(), ExitStatus::Exited(5)));
         assert_eq!(status(&client, &sh("exit 6")).await, ExitStatus::Exited(6));
+    });
+}
+
+#[test]
+fn what_another_client_has_used_is_not_used_again() {
+    test(async {
+        let (_agent, client, held) = connected().await;
+        for _ in 0..5 {
+            assert_eq!(status(&client, &sh("exit 0")).await, ExitStatus::Exited(0));
+        }
+        let mut theirs = client.spawn(&sh("echo one; sleep 600"), &[]).await.unwrap();
+        read_until(&mut theirs, "one\n").await;
+        let (_other_agent, other, _other_held) = connected().await;
+        let mut own = other.spawn(&sh("echo two; sleep 600"), &[]).await.unwrap();
+        read_until(&mut own, "two\n").await;
+        let (reader, writer) = hand_over(&held);
+        let last = client.last_channel();
+        other.go_back(reader, writer, LIMIT, (last, false)).await.unwrap();
+        assert_eq!(read_to_end(&mut own).await.exit.status, ExitStatus::Signalled(Signal::KILL));
+        assert_eq!(status(&other, &sh("exit 6")).await, ExitStatus::Exited(6));
     });
 }

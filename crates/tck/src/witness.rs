@@ -28,6 +28,13 @@ impl Witness {
         Self { backend, capabilities, created: Mutex::default(), hidden }
     }
 
+    fn show(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        match self.hidden {
+            Some(hidden) => Arc::new(Lacking { sandbox, hidden }),
+            None => sandbox,
+        }
+    }
+
     /// Every sandbox that was ever asked for.
     pub(crate) fn created(&self) -> Vec<SandboxId> {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -46,11 +53,17 @@ impl Backend for Witness {
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
-        let sandbox = self.backend.create(id, admitted).await?;
-        Ok(match self.hidden {
-            Some(hidden) => Arc::new(Lacking { sandbox, hidden }),
-            None => sandbox,
-        })
+        self.backend.create(id, admitted).await.map(|sandbox| self.show(sandbox))
+    }
+
+    async fn create_from(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        from: &Parts,
+    ) -> Result<Arc<dyn Sandbox>> {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
+        self.backend.create_from(id, admitted, from).await.map(|sandbox| self.show(sandbox))
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {

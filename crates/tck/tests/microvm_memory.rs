@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stockade_core::{
-    Backend, Bytes, Command, Ending, ErrorCode, Limits, SandboxId, SandboxSpec, SnapshotKind,
+    Backend, Bytes, Command, Ending, ErrorCode, Limits, SandboxId, SandboxSpec, Signal,
+    SnapshotKind,
 };
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
@@ -153,6 +154,13 @@ async fn a_machine_is_taken_back_to_what_it_was() {
     let second = place.engine.snapshot(&copy, SnapshotKind::Full).await.unwrap();
     let copy_of_copy = place.engine.create_from(&second.id, spec()).await.unwrap();
     assert_eq!(place.known(&copy_of_copy).await, "copied");
+    // One that has had commands of its own takes it on as well, and they are gone.
+    let other = place.engine.create(spec()).await.unwrap();
+    let own = place.engine.exec(&other, Command::program(["sleep", "600"])).await.unwrap();
+    place.engine.restore(&other, &second.id).await.unwrap();
+    assert_eq!(own.outcome().await.ending, Ending::Signalled(Signal::KILL));
+    assert_eq!(place.known(&other).await, "copied");
+    place.engine.destroy(&other).await.unwrap();
     let other = Limits { memory: Some(Bytes(100 << 20)), ..Limits::default() };
     let other = SandboxSpec { limits: other, ..spec() };
     let refused = place.engine.create_from(&snapshot.id, other).await.unwrap_err();

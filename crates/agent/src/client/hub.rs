@@ -170,19 +170,19 @@ impl Hub {
         }
     }
 
-    /// Goes on over another pipe, with an agent that is as it was when this was the last number.
-    pub fn renew(&self, writer: Writer, last: u32) {
+    /// Goes on over another pipe, with an agent that is as it was when this was the last number; `own`: the
+    /// numbers that it knows are those given out here.
+    pub fn renew(&self, writer: Writer, last: u32, own: bool) {
         let mut core = self.core();
+        core.last = core.last.max(last);
         (core.renewing, core.greeted, core.overfull) = (true, false, false);
         core.outbox.clear();
         let lanes = std::mem::take(&mut core.lanes);
         drop(core);
         self.outlet.replace(writer);
         let (kept, gone): (HashMap<_, _>, HashMap<_, _>) =
-            lanes.into_iter().partition(|(number, lane)| *number <= last && lane.goes_on());
-        let taken_back =
-            Closed::new(ErrorCode::Gone, "the sandbox was taken back to before it began");
-        gone.into_values().for_each(|lane| lane.lose(&taken_back));
+            lanes.into_iter().partition(|(number, lane)| own && *number <= last && lane.goes_on());
+        gone.into_values().for_each(|lane| lane.undo());
         let credit: Vec<_> =
             kept.iter().map(|(number, lane)| (*number, lane.start_over())).collect();
         let mut core = self.core();

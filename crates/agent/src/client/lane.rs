@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use stockade_core::{Entry, Exit, ExitStatus};
+use stockade_core::{Entry, ErrorCode, Exit, ExitStatus, Signal};
 use tokio::sync::Notify;
 
 use super::hub::{Closed, Hub};
@@ -141,6 +141,19 @@ impl Lane {
                 }
             });
         });
+    }
+
+    /// The agent is as it was before this began: a program is gone, which is known, and a request is lost.
+    pub fn undo(&self) {
+        if self.kind == Kind::Run {
+            return self.update(|state| {
+                state.ended = true;
+                let killed = ExitStatus::Signalled(Signal::KILL);
+                state.finish.get_or_insert(Finish::Exit(killed.into()));
+            });
+        }
+        let message = "the sandbox was taken back to before it was asked";
+        self.lose(&Closed::new(ErrorCode::Gone, message));
     }
 
     /// Output arrived. Returns the credit to give back at once, where nobody reads it.

@@ -89,14 +89,14 @@ impl AgentClient {
         client.greeted(deadline).await.map(|()| client)
     }
 
-    /// Goes on over other streams, with the agent as it was when `last` was the last channel. Programs that
-    /// ran then go on; all others are lost, and so is every request.
+    /// Goes on over other streams, with an agent as it was when `last` was the last channel. If it was this
+    /// one's own, programs that ran then go on; all others are gone, as if killed, and requests are lost.
     pub async fn go_back<R, W>(
         &self,
         reader: R,
         writer: W,
         deadline: Duration,
-        last: u32,
+        (last, own): (u32, bool),
     ) -> Result<()>
     where
         R: AsyncRead + Unpin + Send + 'static,
@@ -106,7 +106,7 @@ impl AgentClient {
         // Not to take the end of the old streams for that of everything.
         reading.abort();
         let _ = (&mut *reading).await;
-        self.hub.renew(Box::new(writer), last);
+        self.hub.renew(Box::new(writer), last, own);
         *reading = tokio::spawn(reader::read(self.hub.clone(), reader));
         drop(reading);
         self.greeted(deadline).await

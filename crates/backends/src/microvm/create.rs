@@ -80,8 +80,9 @@ impl Inner {
         match image {
             Image::Host => Ok(self.root()),
             Image::Directory(path) => paths::directory(&NAME, "image", path).map(Root::Directory),
+            Image::Oci(path) => paths::resolve(&NAME, "image", path).map(Root::Archive),
             // Not admitted on this backend.
-            Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => {
+            Image::Named(_) | Image::Wasm(_) => {
                 Err(failed("create", "images of that kind are not made into machines"))
             }
         }

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_core::{
-    Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Process,
-    ProcessEvent, Result, SandboxId, SandboxSpec, Workspace,
+    Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, HostPath, Limits,
+    Mount, Process, ProcessEvent, Result, Sandbox, SandboxId, SandboxSpec, Workspace,
 };
+use stockade_launcher::clear;
 use tokio::time::timeout;
 
 use super::store::{Kind, Maker, Store};
-use super::{NAME, failed};
+use super::{NAME, failed, oci};
 use crate::linux::{self, fingerprint};
 use crate::native::Native;
 
@@ -55,6 +56,8 @@ pub(super) enum Root {
     Host,
     /// A directory.
     Directory(PathBuf),
+    /// An archive of an image.
+    Archive(PathBuf),
 }
 
 /// Whether roots can be made here.
@@ -75,6 +78,12 @@ impl Root {
                 let state = |path: &&str| fingerprint::version(Path::new(path)).unwrap_or_default();
                 let all: Vec<_> = SIGNS.iter().map(state).collect();
                 Ok(fingerprint::hash(format!("host {}", all.join(" ")).as_bytes()))
+            }
+            Self::Archive(path) => {
+                let version = fingerprint::version(path).map_err(|error| {
+                    failed("create", "image: the archive cannot be read").source(error)
+                })?;
+                Ok(fingerprint::hash(format!("archive {version}").as_bytes()))
             }
             Self::Directory(path) => fingerprint::of_tree(path).map_err(|error| {
                 let message = format!("image: `{}` cannot be read", path.display());
@@ -108,36 +117,50 @@ impl Root {
         let image = draft.join(MADE);
         let closed = fs::set_permissions(&image, Permissions::from_mode(0o600));
         closed.map_err(|error| failed("create", "no file system was made").source(error))?;
-        maker.keep(Kind::Image, key, &image)
+        let kept = maker.keep(Kind::Image, key, &image);
+        // What an archive was unpacked into is large; if it stays, the next to make something clears it.
+        let _ = clear(&draft);
+        kept
+    }
+
+    /// Where it is inside the walls in which it is packed.
+    fn source(&self) -> &'static str {
+        match self {
+            Self::Host => "/",
+            Self::Directory(_) => SOURCE,
+            Self::Archive(_) => oci::UNPACKED,
+        }
     }
 
     async fn pack(&self, native: &Arc<Native>, id: &SandboxId, draft: &Path) -> Result<()> {
         let spec = self.spec(draft)?;
         let admitted = linux::provisional(NAME, &spec)?;
         let sandbox = native.create(id, &admitted).await?;
-        let source = if *self == Self::Host { "/" } else { SOURCE };
-        let flags = ["--all-root", "--quiet", "-x-1", "-T0"];
-        let mut argv = vec![PROGRAM.to_owned()];
-        argv.extend(flags.map(str::to_owned));
-        argv.push(format!("--exclude-regex={LEFT_OUT}"));
-        argv.extend([MADE.to_owned(), source.to_owned()]);
         let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
-        let process = sandbox.spawn(&Command::program(argv), &limits).await?;
-        finish(process).await
+        if let Self::Archive(_) = self {
+            oci::unpack(&*sandbox, &limits).await?;
+        }
+        let left_out = format!("--exclude-regex={LEFT_OUT}");
+        let flags = ["--all-root", "--quiet", "-x-1", "-T0", &left_out];
+        let argv = [&[PROGRAM], &flags[..], &[MADE, self.source()]].concat();
+        run(&*sandbox, &limits, &argv).await
     }
 
-    fn spec(&self, draft: &Path) -> Result<SandboxSpec> {
+    pub(super) fn spec(&self, draft: &Path) -> Result<SandboxSpec> {
         let wrong = |error: String| Error::new(ErrorCode::Invalid, "create", error).backend(NAME);
         let host = |path: &Path| {
             HostPath::try_from(path.to_owned()).map_err(|error| wrong(error.to_string()))
         };
-        let mounts = match self {
-            Self::Host => Vec::new(),
-            Self::Directory(path) => {
-                let target = SOURCE.parse().map_err(|error| wrong(format!("{error}")))?;
-                vec![Mount { source: host(path)?, target, read_only: true }]
-            }
+        let shown = match self {
+            Self::Host => None,
+            Self::Directory(path) => Some((path, SOURCE)),
+            Self::Archive(path) => Some((path, oci::ARCHIVE)),
         };
+        let mut mounts = Vec::new();
+        if let Some((path, target)) = shown {
+            let target = target.parse().map_err(|error| wrong(format!("{error}")))?;
+            mounts.push(Mount { source: host(path)?, target, read_only: true });
+        }
         Ok(SandboxSpec {
             workspace: Workspace::Local(host(draft)?),
             mounts,
@@ -145,6 +168,15 @@ impl Root {
             ..SandboxSpec::default()
         })
     }
+}
+
+/// Runs a program that has to end well.
+pub(super) async fn run(
+    sandbox: &dyn Sandbox,
+    limits: &EffectiveLimits,
+    argv: &[&str],
+) -> Result<()> {
+    finish(sandbox.spawn(&Command::program(argv.iter().copied()), limits).await?).await
 }
 
 async fn finish(mut process: Process) -> Result<()> {

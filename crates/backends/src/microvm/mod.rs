@@ -13,6 +13,7 @@ mod image;
 mod initramfs;
 mod kernel;
 mod kvm;
+mod oci;
 mod private;
 mod probe;
 mod qemu;

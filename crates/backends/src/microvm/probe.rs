@@ -6,7 +6,7 @@ use super::NAME;
 use crate::linux;
 
 /// What native offers and a machine of its own cannot.
-const ABSENT: [(Feature, &str, &str); 3] = [
+const ABSENT: [(Feature, &str, &str); 2] = [
     (
         Feature::ExtraMounts,
         "directories of this host are not in the machine",
@@ -17,17 +17,17 @@ const ABSENT: [(Feature, &str, &str); 3] = [
         "layers of this host are not in the machine",
         "use a local workspace, or an ephemeral one",
     ),
-    (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
 ];
 
 /// What is there by other means than in native walls.
-const OTHERWISE: [(Feature, &str); 6] = [
+const OTHERWISE: [(Feature, &str); 7] = [
     (
         Feature::LocalWorkspace,
         "copied into the machine; changes are brought back after each command",
     ),
     (Feature::HostImage, "a read-only image of the host's system directories"),
     (Feature::DirectoryImage, "a read-only image made of the directory"),
+    (Feature::OciImage, "a read-only image made of the layers"),
     (Feature::FilesystemIsolation, "disks of the machine's own"),
     (Feature::NetworkIsolation, "a machine without a network"),
     (Feature::Pause, "stopping the machine"),

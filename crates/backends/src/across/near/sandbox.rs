@@ -28,9 +28,11 @@ use crate::linux::settle;
 use crate::linux::watch::held;
 
 /// The last numbers that were used: none is used twice, by copies neither.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Numbers {
+    /// Whose they are.
+    pub of: SandboxId,
     pub channels: u32,
     pub executions: u32,
 }
@@ -68,7 +70,7 @@ impl FarSandbox {
     /// What was used up so far.
     pub fn numbers(&self) -> Numbers {
         let executions = self.last.load(Ordering::Relaxed);
-        Numbers { channels: self.client.last_channel(), executions }
+        Numbers { of: self.id.clone(), channels: self.client.last_channel(), executions }
     }
 
     /// What has changed here is there too.
@@ -77,7 +79,7 @@ impl FarSandbox {
     }
 
     /// Goes on with a machine that is as the one was of which this had used so much. What ran then goes on;
-    /// what began later is lost.
+    /// what began later is gone.
     pub async fn go_back(
         &self,
         connection: Connection,
@@ -91,7 +93,9 @@ impl FarSandbox {
         link.turn().await.ask("restore", &asked, None).await.map(drop)?;
         link.inherit(&old);
         let (reader, writer) = tokio::io::split(pipe);
-        self.client.go_back(reader, writer, DEADLINE, used.channels).await?;
+        let before = (used.channels, used.of == self.id);
+        self.client.go_back(reader, writer, DEADLINE, before).await?;
+        self.last.fetch_max(used.executions, Ordering::Relaxed);
         self.bridge.replace(link);
         self.bridge.meet_again().await
     }

@@ -1,0 +1,188 @@
+//! The root that an archive of an image holds: unpacked by programs inside walls, layer by layer. Nothing of
+//! it is opened outside of them, and what it says is taken for a guest's words.
+
+use serde_json::Value;
+use stockade_core::{EffectiveLimits, Error, ErrorCode, Files, FilesExt, Result, Sandbox};
+
+use super::NAME;
+use super::image::run;
+
+/// Where the archive is shown, what it is unpacked into, and where its layers come together.
+pub(super) const ARCHIVE: &str = "/stockade/archive";
+const LAYOUT: &str = "layout";
+pub(super) const UNPACKED: &str = "unpacked";
+
+/// The longest list that is read, the most layers, and how deep lists may lie in each other.
+const LIST: u64 = 1 << 20;
+const LAYERS: usize = 1000;
+const DEPTH: usize = 4;
+
+const OPEN: &str = "mkdir layout unpacked && exec tar -xf /stockade/archive -C layout";
+
+/// What a layer removes of those below it comes first, and is not part of what it adds.
+const ADD: &str = r#"set -eu
+tar -tf "$1" | sed -n 's,^\./,,; /\(^\|\/\)\.wh\./p' > gone
+while IFS= read -r path; do
+    dir=unpacked/$(dirname "$path") name=$(basename "$path")
+    case $name in
+        .wh..wh..opq) [ ! -d "$dir" ] || find "$dir" -mindepth 1 -delete ;;
+        *) rm -rf "$dir/${name#.wh.}" ;;
+    esac
+done < gone
+exec tar -xf "$1" -C unpacked --no-same-owner --exclude='.wh.*'"#;
+
+fn wrong(what: &str) -> Error {
+    Error::new(ErrorCode::Invalid, "create", format!("image: the archive {what}"))
+        .backend(NAME)
+        .remedy("name an archive of one image, as `docker save` or `skopeo` write it")
+}
+
+/// Unpacks the archive.
+pub(super) async fn unpack(sandbox: &dyn Sandbox, limits: &EffectiveLimits) -> Result<()> {
+    run(sandbox, limits, &["sh", "-c", OPEN]).await?;
+    for layer in layers(sandbox.files()?).await? {
+        run(sandbox, limits, &["sh", "-c", ADD, "sh", &format!("{LAYOUT}/{layer}")]).await?;
+    }
+    Ok(())
+}
+
+/// The layers of its one image, the lowest first: by Docker's list, or by that of an OCI layout.
+async fn layers(files: &dyn Files) -> Result<Vec<String>> {
+    if let Some(list) = read(files, "manifest.json").await? {
+        let image = only(list.as_array())?;
+        return each(&image["Layers"], |layer| layer.as_str().and_then(plain));
+    }
+    let mut list = read(files, "index.json").await?.ok_or_else(|| wrong("lists no image"))?;
+    for _ in 0..DEPTH {
+        if list["layers"].is_array() {
+            return each(&list["layers"], |layer| blob(&layer["digest"]));
+        }
+        let next = blob(&only(list["manifests"].as_array())?["digest"]);
+        let next = next.ok_or_else(|| wrong("names what cannot be in it"))?;
+        list = read(files, &next).await?.ok_or_else(|| wrong("lacks what it lists"))?;
+    }
+    Err(wrong("has lists in lists"))
+}
+
+async fn read(files: &dyn Files, name: &str) -> Result<Option<Value>> {
+    let path = format!("{LAYOUT}/{name}").parse().map_err(|_| wrong("names no file"))?;
+    let text = match files.read_all(&path, LIST).await {
+        Ok(text) => text,
+        Err(error) if error.code() == ErrorCode::NotFound => return Ok(None),
+        Err(error) => return Err(wrong("cannot be read").source(error)),
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|error| wrong("makes no sense").source(error))
+}
+
+fn only(list: Option<&Vec<Value>>) -> Result<&Value> {
+    match list.map(Vec::as_slice) {
+        Some([one]) => Ok(one),
+        Some(_) | None => Err(wrong("does not hold exactly one image")),
+    }
+}
+
+fn each(list: &Value, name: impl Fn(&Value) -> Option<String>) -> Result<Vec<String>> {
+    let list = list.as_array().filter(|list| list.len() <= LAYERS);
+    let named: Option<Vec<_>> = list.and_then(|list| list.iter().map(name).collect());
+    named.ok_or_else(|| wrong("names layers that cannot be in it"))
+}
+
+/// A name in the archive that leads nowhere else.
+fn plain(name: &str) -> Option<String> {
+    let fits = |part: &str| !part.is_empty() && part != "." && part != "..";
+    name.split('/').all(fits).then(|| name.to_owned())
+}
+
+/// Where a layout has what has this sum.
+fn blob(digest: &Value) -> Option<String> {
+    let (kind, sum) = digest.as_str()?.split_once(':')?;
+    plain(&format!("blobs/{kind}/{sum}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::json;
+    use stockade_core::Backend;
+
+    use super::*;
+    use crate::linux;
+    use crate::microvm::image::Root;
+    use crate::native::Native;
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        for bad in ["", "/etc/passwd", "a/../b", "..", "a//b", "./a"] {
+            assert_eq!(plain(bad), None, "{bad}");
+        }
+        assert_eq!(plain("ab/layer.tar").as_deref(), Some("ab/layer.tar"));
+        assert_eq!(blob(&json!("sha256:00ff")).as_deref(), Some("blobs/sha256/00ff"));
+        for bad in [json!("sha256"), json!("sha256:../../x"), json!(7), Value::Null] {
+            assert_eq!(blob(&bad), None, "{bad}");
+        }
+    }
+
+    /// A layer of these files.
+    fn layer(files: &[(&str, &str)]) -> Vec<u8> {
+        let mut layer = tar::Builder::new(Vec::new());
+        for (name, text) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(text.len() as u64);
+            layer.append_data(&mut header, name, text.as_bytes()).unwrap();
+        }
+        layer.into_inner().unwrap()
+    }
+
+    #[tokio::test]
+    async fn layers_come_together_as_they_say() {
+        let place = tempfile::tempdir_in("/var/tmp").unwrap();
+        let lower =
+            layer(&[("kept", "1"), ("dir/gone", "1"), ("dir/stays", "1"), ("over/old", "1")]);
+        let upper = layer(&[
+            ("./dir/.wh.gone", ""),
+            ("over/.wh..wh..opq", ""),
+            ("over/new", "2"),
+            ("kept", "2"),
+        ]);
+        let lists = json!({ "layers": [{ "digest": "sha256:a" }, { "digest": "sha256:b" }] });
+        let index = json!({ "manifests": [{ "digest": "sha256:c" }] });
+        let parts = [
+            ("blobs/sha256/a", lower),
+            ("blobs/sha256/b", upper),
+            ("blobs/sha256/c", lists.to_string().into()),
+            ("index.json", index.to_string().into()),
+        ];
+        let mut archive = tar::Builder::new(Vec::new());
+        for (name, bytes) in parts {
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(bytes.len() as u64);
+            archive.append_data(&mut header, name, &*bytes).unwrap();
+        }
+        let (path, draft) = (place.path().join("archive"), place.path().join("draft"));
+        fs::write(&path, archive.into_inner().unwrap()).unwrap();
+        fs::create_dir(&draft).unwrap();
+        let (native, id) = (Native::new(), linux::trial_id());
+        let admitted =
+            linux::provisional(NAME, &Root::Archive(path).spec(&draft).unwrap()).unwrap();
+        let sandbox = native.create(&id, &admitted).await.unwrap();
+        let unpacked = unpack(&*sandbox, admitted.limits()).await;
+        native.destroy(&id).await.unwrap();
+        unpacked.unwrap();
+        let read = |name: &str| fs::read_to_string(draft.join(UNPACKED).join(name)).ok();
+        assert_eq!(read("kept").as_deref(), Some("2"));
+        assert_eq!((read("dir/gone"), read("dir/stays")), (None, Some("1".into())));
+        assert_eq!((read("over/old"), read("over/new")), (None, Some("2".into())));
+        assert!(!draft.join("unpacked/dir/.wh.gone").exists());
+    }
+
+    #[test]
+    fn exactly_one_image_is_taken() {
+        let none = json!([]);
+        let two = json!([{}, {}]);
+        assert!(only(none.as_array()).is_err() && only(two.as_array()).is_err());
+        assert!(only(json!([{}]).as_array()).is_ok() && only(None).is_err());
+    }
+}
