@@ -187,8 +187,8 @@ impl Inner {
         let built = Built {
             backend: NAME,
             last: (pid, pidfd),
-            // Its helpers take a parent-death signal.
-            ending: Ending::Signal(Signal::KILL),
+            // Its helpers take a parent-death signal, but each only when the one before is gone.
+            ending: Ending::All(Signal::KILL),
             group,
             written: Vec::new(),
             held,
