@@ -103,13 +103,14 @@ fn private(id: &str) -> PathBuf {
 fn copy(from: &Path, to: &Path) -> Measured {
     fs::create_dir(to)?;
     fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
-    let root = from.join("rootfs");
-    let copied = Program::new("cp").arg("-a").arg(&root).arg(to).status()?;
+    let text = fs::read_to_string(from.join("config.json"))?;
+    let mut config: Value = serde_json::from_str(&text)?;
+    let root = from.join(config["root"]["path"].as_str().ok_or("no root in the bundle")?);
+    let copied = Program::new("cp").arg("-a").arg(&root).arg(to.join("rootfs")).status()?;
     if !copied.success() {
         return Err(format!("{}: {copied}", root.display()).into());
     }
-    let text = fs::read_to_string(from.join("config.json"))?;
-    let mut config: Value = serde_json::from_str(&text)?;
+    config["root"]["path"] = json!("rootfs");
     config["process"]["args"] = json!(["true"]);
     config["process"]["env"] = json!(["PATH=/usr/bin"]);
     config["linux"]["cgroupsPath"] = json!(format!("/stockade-bench-{}", std::process::id()));

@@ -54,9 +54,20 @@ fn main() {
     std::process::exit(code);
 }
 
-/// Whether the command line most probably asks for one sandbox. Being wrong costs a millisecond.
+/// Whether the command line most probably asks for one sandbox with native walls. Being wrong costs a
+/// millisecond.
 fn is_run() -> bool {
-    std::env::args_os().nth(1).is_some_and(|verb| verb == "run")
+    let mut words = std::env::args_os().skip(1);
+    words.next().is_some_and(|verb| verb == "run") && !names_another(words)
+}
+
+/// Whether another backend is named, as far as options go.
+fn names_another(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
+    let options = words.take_while(|word| word != "--");
+    let options: Vec<String> = options.filter_map(|word| word.into_string().ok()).collect();
+    let in_one = options.iter().find_map(|option| option.strip_prefix("--backend="));
+    let in_two = || options.windows(2).find(|pair| pair[0] == "--backend").map(|pair| &*pair[1]);
+    in_one.or_else(in_two).is_some_and(|name| name != "native")
 }
 
 fn dispatch(cli: Cli, native: Native) -> i32 {
@@ -100,4 +111,20 @@ fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         Error::new(ErrorCode::System, "start", "the event loop cannot be made").source(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_another;
+
+    #[test]
+    fn another_backend_is_told_by_its_option_alone() {
+        let told = |line: &str| names_another(line.split(' ').map(Into::into));
+        assert!(told("--backend gvisor -- true"));
+        assert!(told("--net none --backend=wasm -- true"));
+        assert!(!told("--backend native -- true"));
+        assert!(!told("--backend=native -- true --backend gvisor"));
+        assert!(!told("-- true --backend gvisor"));
+        assert!(!told("--backend"));
+    }
 }

@@ -1,5 +1,6 @@
-//! Lays a sandbox's root into its private directory: small files, links, and the places where the
-//! runtime will mount the rest. Follows no link: those are laid last, when nothing is made any more.
+//! Lays a sandbox's root: small files, links, and the places where the runtime will mount the rest. Follows
+//! no link: those are laid last, when nothing is made any more. Also tells whether a root that was laid
+//! before is still what would be laid now.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -11,17 +12,75 @@ use stockade_launcher::Made;
 
 use super::NAME;
 use super::plan::Plan;
-use super::private::{Private, unusable};
+use super::private::unusable;
 use crate::linux::embed;
 
 /// The agent, inside.
 pub(super) const AGENT: &str = "/.stockade-agent";
 
-pub(super) fn lay(private: &Private, plan: &Plan) -> Result<()> {
-    let root = private.root();
-    let laid = points(&root, plan).and_then(|()| files(&root, plan));
-    laid.map_err(|error| unusable("the root cannot be laid out", error))?;
-    links(&root, plan)
+/// For everybody to look into, and for nobody else to change.
+const OPEN: u32 = 0o755;
+
+/// One part of a root.
+pub(super) enum Part<'p> {
+    Directory,
+    /// A file to mount another on.
+    Point,
+    File(&'p [u8], u32),
+    Link(&'p Path),
+}
+
+/// Parts, with where each lies in the root.
+pub(super) type Parts<'p> = [(&'p Path, Part<'p>)];
+
+/// Every part of a root with where it lies, in the order in which they are laid.
+pub(super) fn parts(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
+    let mut parts: Vec<_> = points(plan);
+    parts.push((Path::new(AGENT), Part::File(embed::agent_bytes(), OPEN)));
+    let made = |piece: &'_ Made| matches!(piece, Made::File(_));
+    let (files, links): (Vec<_>, Vec<_>) = plan.pieces.iter().partition(|piece| made(&piece.made));
+    for piece in files.into_iter().chain(links) {
+        match &piece.made {
+            Made::File(bytes) => parts.push((&piece.target, Part::File(bytes, 0o644))),
+            Made::Link(to) => parts.push((&piece.target, Part::Link(to))),
+            Made::Mount(_) => {}
+        }
+    }
+    parts
+}
+
+/// The places of everything that is mounted.
+fn points(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
+    let own = ["/proc", "/sys", "/dev", WORKSPACE_ROOT].map(Path::new);
+    let mut points: Vec<_> = own.into_iter().map(|own| (own, Part::Directory)).collect();
+    let mounted = plan.pieces.iter().filter_map(|piece| match &piece.made {
+        Made::Mount(source) => Some((source, &piece.target)),
+        Made::Link(_) | Made::File(_) => None,
+    });
+    let bound = plan.binds.iter().map(|bind| (&bind.source, &bind.target));
+    for (source, target) in mounted.chain(bound) {
+        points.push((target, if source.is_dir() { Part::Directory } else { Part::Point }));
+    }
+    // What lies in a directory that is itself mounted, the runtime makes for itself.
+    let own = |target: &Path| !plan.pieces.iter().any(|piece| target.starts_with(&piece.target));
+    let places = plan.places.iter().map(|place| place.target.as_path());
+    points.extend(places.filter(|target| own(target)).map(|target| (target, Part::Directory)));
+    points
+}
+
+/// Lays a new root.
+pub(super) fn lay(root: &Path, parts: &Parts<'_>) -> Result<()> {
+    make(root).map_err(|error| unusable("the root cannot be laid out", error))?;
+    for (target, part) in parts {
+        let laid = lay_one(&at(root, target), part);
+        laid.map_err(|error| match part {
+            Part::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => behind(target),
+            Part::Directory | Part::Point | Part::File(..) | Part::Link(_) => {
+                unusable("the root cannot be laid out", error)
+            }
+        })?;
+    }
+    Ok(())
 }
 
 /// Where something lies in the root, as seen from the host.
@@ -29,25 +88,18 @@ fn at(root: &Path, target: &Path) -> PathBuf {
     root.join(target.strip_prefix("/").unwrap_or(target))
 }
 
-/// The places of everything that is mounted.
-fn points(root: &Path, plan: &Plan) -> io::Result<()> {
-    for own in ["/proc", "/sys", "/dev", WORKSPACE_ROOT] {
-        make(&at(root, Path::new(own)))?;
+fn lay_one(place: &Path, part: &Part<'_>) -> io::Result<()> {
+    if !matches!(part, Part::Directory) {
+        place.parent().map_or(Ok(()), make)?;
     }
-    let mounted = plan.pieces.iter().filter_map(|piece| match &piece.made {
-        Made::Mount(source) => Some((source, &piece.target)),
-        Made::Link(_) | Made::File(_) => None,
-    });
-    let bound = plan.binds.iter().map(|bind| (&bind.source, &bind.target));
-    for (source, target) in mounted.chain(bound) {
-        point(&at(root, target), source.is_dir())?;
+    match part {
+        Part::Directory => make(place),
+        Part::Point => {
+            OpenOptions::new().write(true).create(true).truncate(false).open(place).map(drop)
+        }
+        Part::File(bytes, mode) => write(place, bytes, *mode),
+        Part::Link(to) => symlink(to, place),
     }
-    // What lies in a directory that is itself mounted, the runtime makes for itself.
-    let own = |target: &Path| !plan.pieces.iter().any(|piece| target.starts_with(&piece.target));
-    for place in plan.places.iter().filter(|place| own(&place.target)) {
-        make(&at(root, &place.target))?;
-    }
-    Ok(())
 }
 
 /// Makes a directory and those above it, for everybody to look into, whatever the mask of this
@@ -57,28 +109,8 @@ fn make(place: &Path) -> io::Result<()> {
         return Ok(());
     }
     place.parent().map_or(Ok(()), make)?;
-    DirBuilder::new().mode(0o755).create(place)?;
-    fs::set_permissions(place, Permissions::from_mode(0o755))
-}
-
-fn point(place: &Path, directory: bool) -> io::Result<()> {
-    if directory {
-        return make(place);
-    }
-    place.parent().map_or(Ok(()), make)?;
-    OpenOptions::new().write(true).create(true).truncate(false).open(place).map(drop)
-}
-
-fn files(root: &Path, plan: &Plan) -> io::Result<()> {
-    write(&at(root, Path::new(AGENT)), embed::agent_bytes(), 0o755)?;
-    for piece in &plan.pieces {
-        if let Made::File(bytes) = &piece.made {
-            let place = at(root, &piece.target);
-            place.parent().map_or(Ok(()), make)?;
-            write(&place, bytes, 0o644)?;
-        }
-    }
-    Ok(())
+    DirBuilder::new().mode(OPEN).create(place)?;
+    fs::set_permissions(place, Permissions::from_mode(OPEN))
 }
 
 /// A new file: what is there already is a place that something else was meant for.
@@ -88,20 +120,20 @@ fn write(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-fn links(root: &Path, plan: &Plan) -> Result<()> {
-    for piece in &plan.pieces {
-        if let Made::Link(to) = &piece.made {
-            let place = at(root, &piece.target);
-            let laid = place.parent().map_or(Ok(()), make);
-            laid.and_then(|()| symlink(to, &place)).map_err(|error| {
-                match error.kind() == io::ErrorKind::AlreadyExists {
-                    true => behind(&piece.target),
-                    false => unusable("the root cannot be laid out", error),
-                }
-            })?;
-        }
-    }
-    Ok(())
+/// Whether a root has every part as it would be laid now: somebody may have tidied up in it.
+pub(super) fn fits(root: &Path, parts: &Parts<'_>) -> bool {
+    parts.iter().all(|(target, part)| fits_one(&at(root, target), part).unwrap_or(false))
+}
+
+fn fits_one(place: &Path, part: &Part<'_>) -> io::Result<bool> {
+    let found = fs::symlink_metadata(place)?;
+    let has = |mode: u32| found.permissions().mode() & 0o7777 == mode;
+    Ok(match part {
+        Part::Directory => found.is_dir() && has(OPEN),
+        Part::Point => found.is_file(),
+        Part::File(bytes, mode) => found.is_file() && has(*mode) && fs::read(place)? == *bytes,
+        Part::Link(to) => found.is_symlink() && fs::read_link(place)? == *to,
+    })
 }
 
 fn behind(link: &Path) -> Error {

@@ -19,14 +19,20 @@ use super::plan::{Bind, Place, Plan};
 type Result<T> = std::result::Result<T, OciSpecError>;
 
 /// Writes it into the bundle.
-pub(super) fn write(bundle: &Path, id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<()> {
-    spec(id, plan, rlimits)?.save(bundle.join("config.json"))
+pub(super) fn write(
+    bundle: &Path,
+    root: &Path,
+    id: &SandboxId,
+    plan: &Plan,
+    rlimits: &Rlimits,
+) -> Result<()> {
+    spec(root, id, plan, rlimits)?.save(bundle.join("config.json"))
 }
 
-fn spec(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Spec> {
+fn spec(root: &Path, id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Spec> {
     SpecBuilder::default()
         .version("1.0.2")
-        .root(RootBuilder::default().path("rootfs").readonly(true).build()?)
+        .root(RootBuilder::default().path(root).readonly(true).build()?)
         .hostname(id.as_str())
         .process(process(id, plan.user, rlimits)?)
         .mounts(mounts(plan)?)

@@ -10,6 +10,7 @@ mod plan;
 mod platform;
 mod private;
 mod probe;
+mod root;
 mod runsc;
 mod spawner;
 mod stopper;
@@ -39,6 +40,7 @@ use words::Words;
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House, throwaway};
+use crate::linux::hold::Hold;
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
@@ -145,15 +147,15 @@ impl Inner {
         let runsc = self.runsc()?;
         let plan = plan::plan(admitted, runsc.rootless)?;
         let private = Private::make(id)?;
-        bundle::lay(&private, &plan)?;
+        let root::Root { path: root, held } = root::of(&private, &plan)?;
         let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
         let rlimits = counted_inside(admitted.limits(), self.site.holds_memory(group.as_ref()));
-        config::write(private.path(), id, &plan, &rlimits).map_err(not_described)?;
+        config::write(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
         let command = runsc.run(platform, &private, id);
         let child = self.spawner()?.spawn(command, cgroup).await;
         let child = child.map_err(|error| not_started(error, String::new()))?;
-        let streams = self.keep(id, child, group, admitted)?;
+        let streams = self.keep(id, child, (group, held), admitted)?;
         let (running, client) = greet(streams).await?;
         Ok(LinuxSandbox {
             running,
@@ -170,7 +172,7 @@ impl Inner {
         &self,
         id: &SandboxId,
         mut child: Child,
-        group: Option<Group>,
+        (group, held): (Option<Group>, Option<Hold>),
         admitted: &Admitted,
     ) -> Result<Streams> {
         let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -185,11 +187,11 @@ impl Inner {
         let built = Built {
             backend: NAME,
             last: (pid, pidfd),
-            // Its helpers take a parent-death signal.
-            ending: Ending::Signal(Signal::KILL),
+            // Its helpers take a parent-death signal, but each only when the one before is gone.
+            ending: Ending::All(Signal::KILL),
             group,
             written: Vec::new(),
-            held: None,
+            held,
         };
         let running = self.site.note(id, built, admitted);
         Ok(Streams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })

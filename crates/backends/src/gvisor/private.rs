@@ -30,7 +30,7 @@ impl Private {
         let private = Self(private::path(&base()?, PREFIX, id));
         // Passed through by the runtime's helpers, who may be other users.
         let whole = [(private.0.clone(), 0o711)];
-        let parts = [(private.root(), 0o755), (private.state(), 0o700)];
+        let parts = [(private.state(), 0o700)];
         for (directory, mode) in whole.into_iter().chain(parts) {
             let made = DirBuilder::new().mode(mode).create(&directory);
             // Whatever the mask of this process.
@@ -45,7 +45,7 @@ impl Private {
         &self.0
     }
 
-    /// What the guest has for `/`.
+    /// What the guest has for `/`, where it shares none with others.
     pub(super) fn root(&self) -> PathBuf {
         self.0.join("rootfs")
     }

@@ -1,9 +1,10 @@
-//! The right to use the layers of a copy-on-write workspace. The kernel promises nothing about layers
-//! that two views write to, so one sandbox at a time gets it; those that only read share it.
+//! The right to use a directory, such as the layers of a copy-on-write workspace. The kernel promises nothing
+//! about layers that two views write to, so one sandbox at a time gets it; those that only read share it.
 //!
-//! Whoever wants to know whether layers are in use asks for the same lock on the same directory.
+//! Whoever wants to know whether a directory is in use asks for the same lock on it.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
@@ -20,6 +21,37 @@ impl Drop for Hold {
     }
 }
 
+impl Hold {
+    /// Shares a directory with others who only read it; fails at once where somebody has it alone, or has
+    /// taken it away meanwhile.
+    #[cfg(feature = "gvisor")]
+    pub(crate) fn shared(directory: &Path) -> rustix::io::Result<Self> {
+        Self::named(directory, FlockOperation::NonBlockingLockShared)
+    }
+
+    /// Has a directory alone; fails at once where anybody else has it.
+    #[cfg(feature = "gvisor")]
+    pub(crate) fn alone(directory: &Path) -> rustix::io::Result<Self> {
+        Self::named(directory, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// What has the name after it was locked is what was locked.
+    #[cfg(feature = "gvisor")]
+    fn named(directory: &Path, how: FlockOperation) -> rustix::io::Result<Self> {
+        let held = lock(directory, how)?;
+        let (named, locked) = (rustix::fs::lstat(directory)?, rustix::fs::fstat(&held.0)?);
+        let same = (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino);
+        if same { Ok(held) } else { Err(Errno::NOENT) }
+    }
+}
+
+fn lock(directory: &Path, how: FlockOperation) -> rustix::io::Result<Hold> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(CWD, directory, flags, Mode::empty())?;
+    flock(&opened, how)?;
+    Ok(Hold(opened))
+}
+
 /// Takes the layers of this spec, if it names any.
 pub(crate) fn take(backend: &BackendName, spec: &SandboxSpec) -> Result<Option<Hold>> {
     let Workspace::Overlay(layers) = &spec.workspace else { return Ok(None) };
@@ -27,12 +59,7 @@ pub(crate) fn take(backend: &BackendName, spec: &SandboxSpec) -> Result<Option<H
         true => FlockOperation::NonBlockingLockShared,
         false => FlockOperation::NonBlockingLockExclusive,
     };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let work = layers.work.as_path();
-    let held = openat(CWD, work, flags, Mode::empty()).and_then(|lock| {
-        flock(&lock, how)?;
-        Ok(Hold(lock))
-    });
+    let held = lock(layers.work.as_path(), how);
     held.map(Some).map_err(|errno| refused(backend, errno, &layers.work.to_string()))
 }
 

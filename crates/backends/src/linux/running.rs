@@ -1,5 +1,6 @@
 //! One live sandbox as the host sees it: its first process, its group, what it uses, and its end.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal as Kill, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal as Kill, pidfd_open, pidfd_send_signal};
 use stockade_core::{
     Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Feature, LimitKind, Result,
     SandboxId, SandboxSpec, Span, Workspace,
@@ -37,7 +38,7 @@ pub(crate) struct Running {
     breached: AtomicU8,
     /// Whether it was ever stopped: what stands still does not end.
     frozen: AtomicBool,
-    /// The layers of its workspace, which nobody else may write to until it has ended.
+    /// What nobody else may change until it has ended, such as the layers of its workspace.
     held: Mutex<Option<Hold>>,
 }
 
@@ -45,6 +46,9 @@ pub(crate) struct Running {
 pub(crate) enum Ending {
     /// By this signal to its last process.
     Signal(Kill),
+    /// By this signal to its last process, and by killing everything else in its group.
+    #[cfg(feature = "gvisor")]
+    All(Kill),
     /// By asking whoever runs it.
     #[cfg(feature = "docker")]
     Asked(Box<dyn Fn() + Send + Sync>),
@@ -60,7 +64,7 @@ pub(crate) struct Built {
     pub group: Option<Group>,
     /// The host directories that are written to, the workspace aside.
     pub written: Vec<PathBuf>,
-    /// The layers of a copy-on-write workspace.
+    /// What nobody else may change meanwhile, such as the layers of a copy-on-write workspace.
     pub held: Option<Hold>,
 }
 
@@ -111,6 +115,11 @@ impl Running {
             Ending::Signal(signal) => {
                 // It may have ended already.
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
+            }
+            #[cfg(feature = "gvisor")]
+            Ending::All(signal) => {
+                let _ = pidfd_send_signal(&self.pidfd, *signal);
+                self.group.iter().for_each(|group| drop(kill_all(group)));
             }
             #[cfg(feature = "docker")]
             Ending::Asked(ask) => {
@@ -203,6 +212,7 @@ pub(crate) fn thaw(group: &Group) {
 /// Removes a group, ending what is still in it. The kernel lets only an empty one go.
 pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group) -> Result<()> {
     let deadline = tokio::time::Instant::now() + END_DEADLINE;
+    let mut again = false;
     loop {
         let Err(error) = group.remove() else {
             return Ok(());
@@ -213,11 +223,33 @@ pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group)
             );
         }
         thaw(group);
-        for pid in group.processes() {
-            super::find::kill_if(pid, |pid| group.processes().contains(&pid));
+        let _ = tokio::time::timeout_at(deadline, all_ended(kill_all(group))).await;
+        // Somebody new, or somebody whom the kernel has not done with.
+        if again {
+            tokio::time::sleep(END_POLL).await;
         }
-        tokio::time::sleep(END_POLL).await;
+        again = true;
     }
+}
+
+async fn all_ended(pidfds: Vec<OwnedFd>) {
+    for pidfd in pidfds {
+        // Whether it is so, the group tells.
+        let _ = ended(&pidfd).await;
+    }
+}
+
+/// Kills everything in a group that can be found now, and answers whom. The descriptors are taken first, and
+/// who is in the group after that is whom they mean: a number may be given to somebody else in between.
+fn kill_all(group: &Group) -> Vec<OwnedFd> {
+    let open = |pid: i32| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::NONBLOCK).ok()?));
+    let found: Vec<_> = group.processes().into_iter().filter_map(open).collect();
+    let still = if found.is_empty() { BTreeSet::new() } else { group.processes() };
+    let meant = found.into_iter().filter(|(pid, _)| still.contains(pid));
+    meant
+        .filter(|(_, pidfd)| pidfd_send_signal(pidfd, Kill::KILL).is_ok())
+        .map(|(_, pidfd)| pidfd)
+        .collect()
 }
 
 pub(crate) fn left_behind(backend: &BackendName, id: &SandboxId, what: &str) -> Error {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes as Data;
 use stockade_core::{
@@ -14,6 +14,7 @@ use stockade_core::{
 use super::account::Account;
 use super::files::TreeFiles;
 use super::find::{self, Start};
+use super::openings::Openings;
 use super::program::Given;
 use super::tree::{TEMPORARY, Tree};
 use super::{NAME, Shared, snapshot};
@@ -29,6 +30,8 @@ pub(super) struct Body {
     pub files: TreeFiles,
     pub account: Arc<Account>,
     pub shared: Arc<Shared>,
+    /// What programs are given that start where most do.
+    pub usual: OnceLock<Openings>,
     image: Image,
     /// How much a snapshot may hold.
     most: u64,
@@ -62,6 +65,7 @@ impl Body {
             tree,
             account: Arc::new(Account::new(admitted.limits())),
             shared,
+            usual: OnceLock::new(),
         })
     }
 

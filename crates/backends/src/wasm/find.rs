@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -14,21 +13,39 @@ use stockade_core::{Command, SandboxPath, StartFailure};
 use super::check::{LARGEST, Unfit};
 use super::tree::{Place, Tree};
 
-/// Where a command starts.
+/// A place itself, seen from there.
+const HERE: &str = ".";
+
+/// Where a command starts, by name.
 pub(super) struct Start<'t> {
     pub place: &'t Place,
     pub rest: String,
-    pub dir: Arc<OwnedFd>,
 }
 
-/// The directory a command starts in.
+/// The directory a command names to start in.
 pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, StartFailure> {
-    let given = command.dir.as_ref().map_or(".", SandboxPath::as_str);
-    let bad = || StartFailure::BadDirectory(format!("`{given}` is not a directory"));
-    let path: SandboxPath = given.parse().map_err(|_| bad())?;
-    let (place, rest) = tree.locate(&path).ok_or_else(bad)?;
-    let dir = beneath(place, &rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| bad())?;
-    Ok(Start { place, rest, dir: Arc::new(dir) })
+    let Some(given) = &command.dir else {
+        return Ok(Start { place: tree.workspace(), rest: HERE.into() });
+    };
+    let (place, rest) = tree.locate(given).ok_or_else(|| bad(given.as_str()))?;
+    Ok(Start { place, rest })
+}
+
+fn bad(directory: &str) -> StartFailure {
+    StartFailure::BadDirectory(format!("`{directory}` is not a directory"))
+}
+
+impl Start<'_> {
+    /// Whether it is the root of the workspace, where most start.
+    pub(super) fn is_usual(&self, tree: &Tree) -> bool {
+        std::ptr::eq(self.place, tree.workspace()) && self.rest == HERE
+    }
+
+    /// The directory itself.
+    pub(super) fn open(&self, command: &Command) -> Result<OwnedFd, StartFailure> {
+        let named = || bad(command.dir.as_ref().map_or(HERE, SandboxPath::as_str));
+        beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| named())
+    }
 }
 
 /// The bytes of a program that is named by a path.

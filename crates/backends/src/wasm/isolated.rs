@@ -200,6 +200,7 @@ impl Floor {
         let body = &self.body;
         let (given, start) = {
             let start = find::start(&body.tree, command)?;
+            start.open(command)?;
             let name = command.argv().first().cloned().unwrap_or_default();
             let at = body.tree.places.iter().position(|place| std::ptr::eq(place, start.place));
             (body.program(&start, &name)?, (at.unwrap_or(0), start.rest))

@@ -18,6 +18,7 @@ mod lane;
 mod ledger;
 mod names1;
 mod names2;
+mod openings;
 mod preview1;
 mod preview2;
 mod probe;

@@ -336,6 +336,7 @@ mod tests {
     use crate::wasm::account::Account;
     use crate::wasm::engine::{Machine, Machines, Mode, Supply};
     use crate::wasm::lane::Lane;
+    use crate::wasm::openings::Openings;
     use crate::wasm::run::{self, Job};
 
     /// What never takes long: it looks at nothing but the program's own state, fails at once for lack
@@ -378,13 +379,13 @@ mod tests {
         let job = Job {
             argv: Vec::new(),
             env: Vec::new(),
-            openings: Vec::new(),
+            openings: Openings::default(),
             limits,
             account: Arc::new(Account::new(&limits)),
             lane,
             streams: Box::new(|_| ()),
         };
-        run::store(machine, job).unwrap()
+        run::store(machine, job)
     }
 
     /// Whether a call, made on its caller's thread, waits for another one.

@@ -1,37 +1,31 @@
 //! One program from its first instruction to its last, on whatever thread goes on with it. How it ended
 //! comes from the machine's traps and this backend's own counters, never from text (C-16).
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use stockade_core::{
     Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, Signal, Span, StartFailure,
 };
 use wasmtime::{Error, Store, Trap, UpdateDeadline};
-use wasmtime_wasi::{FsPerms, I32Exit, WasiCtxBuilder, WasiView};
+use wasmtime_wasi::filesystem::WasiFilesystemView;
+use wasmtime_wasi::{I32Exit, WasiCtxBuilder, WasiView};
 
 use super::account::Account;
 use super::engine::{Machine, Mode, SLICE};
 use super::fixed;
 use super::lane::Lane;
+use super::openings::Openings;
 use super::program::Program;
 use super::state::{Descriptors, Meter, STREAMS, State, Stop};
 
 /// Everything that a component holds of the host at once: files, streams, things to wait for.
 const RESOURCES: usize = 100_000;
 
-/// A directory of the host, as a program sees it. Open already: a path could lead elsewhere by now.
-pub(super) struct Opening {
-    pub dir: Arc<OwnedFd>,
-    pub at: String,
-    pub read_only: bool,
-}
-
 /// What a program is given.
 pub(super) struct Job {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
-    pub openings: Vec<Opening>,
+    pub openings: Openings,
     pub limits: EffectiveLimits,
     pub account: Arc<Account>,
     pub lane: Arc<Lane>,
@@ -47,10 +41,7 @@ pub(super) async fn run(
     ended: impl Future<Output = ExitStatus>,
 ) -> Exit {
     let limits = job.limits;
-    let mut store = match store(machine, job) {
-        Ok(store) => store,
-        Err(failure) => return ExitStatus::StartFailed(failure).into(),
-    };
+    let mut store = store(machine, job);
     let _running = machine.running();
     let done = tokio::select! {
         biased;
@@ -72,12 +63,11 @@ pub(super) async fn run(
 }
 
 /// A store with everything the program may use.
-pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFailure> {
+pub(super) fn store(machine: &Machine, job: Job) -> Store<State> {
     let Job { argv, env, openings, limits, account, lane, streams } = job;
     let fixed = machine.mode == Mode::Fixed;
-    let given = openings.len() + STREAMS;
-    let wasi = wasi(&argv, &env, openings, streams, fixed)
-        .map_err(|error| StartFailure::NoResources(short(&error)))?;
+    let given = openings.count() + STREAMS;
+    let wasi = wasi(&argv, &env, openings, streams, fixed);
     let meter = Meter::start(account, lane, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
     let mut store = Store::new(
@@ -92,7 +82,7 @@ pub(super) fn store(machine: &Machine, job: Job) -> Result<Store<State>, StartFa
     }
     store.set_epoch_deadline(1);
     store.epoch_deadline_callback(|context| look(&context.data().meter));
-    Ok(store)
+    store
 }
 
 /// At every tick: whether the program may go on, and when.
@@ -113,28 +103,19 @@ fn look(meter: &Meter) -> Result<UpdateDeadline, Error> {
 fn wasi(
     argv: &[String],
     env: &[(String, String)],
-    openings: Vec<Opening>,
+    openings: Openings,
     streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
     fixed: bool,
-) -> Result<wasmtime_wasi::p1::WasiP1Ctx, Error> {
+) -> wasmtime_wasi::p1::WasiP1Ctx {
     let mut builder = WasiCtxBuilder::new();
-    builder
-        .args(argv)
-        .envs(env)
-        .allow_blocking_current_thread(true)
-        .allow_tcp(false)
-        .allow_udp(false)
-        .allow_ip_name_lookup(false);
-    for opening in openings {
-        let perms = if opening.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
-        let same = format!("/proc/self/fd/{}", opening.dir.as_raw_fd());
-        builder.preopened_dir(same, &opening.at, perms)?;
-    }
+    builder.args(argv).envs(env).allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
     if fixed {
         fixed::furnish(&mut builder);
     }
     streams(&mut builder);
-    Ok(builder.build_p1())
+    let mut built = builder.build_p1();
+    *built.filesystem().ctx = openings.given();
+    built
 }
 
 /// How far a program has come.
@@ -210,6 +191,7 @@ fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
     }
 }
 
-fn short(error: &Error) -> String {
+/// What an error says, no longer than a line.
+pub(super) fn short(error: &Error) -> String {
     format!("{error:#}").replace('\n', " ").chars().take(400).collect()
 }

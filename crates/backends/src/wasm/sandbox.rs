@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,9 +17,10 @@ use super::body::{Body, environment};
 use super::engine::{Machine, Mode};
 use super::find::{self, Start};
 use super::lane::Lane;
+use super::openings::{Opening, Openings};
 use super::process::{self, Handle, Inside};
 use super::program::Program;
-use super::run::{self, Job, Opening};
+use super::run::{self, Job};
 use super::streams::{Inlet, Outlet};
 use super::tree::Place;
 use crate::linux::running::left_behind;
@@ -199,6 +200,7 @@ impl Plan {
     ) -> Result<Prepared, StartFailure> {
         let body = &self.body;
         let start = find::start(&body.tree, &self.command)?;
+        let openings = self.openings(&start)?;
         let argv = self.command.argv();
         let name = argv.first().map_or("", String::as_str);
         let (machine, program) = match self.at_hand(name) {
@@ -211,7 +213,7 @@ impl Plan {
         let job = Job {
             env: environment(&self.command.env),
             argv,
-            openings: self.openings(start),
+            openings,
             limits: self.limits,
             account: Arc::clone(&body.account),
             lane: Arc::clone(&self.lane),
@@ -251,16 +253,31 @@ impl Plan {
         Ok((machine, program))
     }
 
-    fn openings(&self, start: Start<'_>) -> Vec<Opening> {
+    /// The directories it is given: opened once for all that start where most do.
+    fn openings(&self, start: &Start<'_>) -> Result<Openings, StartFailure> {
+        let usual = start.is_usual(&self.body.tree).then_some(&self.body.usual);
+        if let Some(openings) = usual.and_then(OnceLock::get) {
+            return Ok(openings.clone());
+        }
+        let openings = Openings::of(&self.opened(start)?)
+            .map_err(|error| StartFailure::NoResources(run::short(&error)))?;
+        Ok(match usual {
+            Some(usual) => usual.get_or_init(|| openings).clone(),
+            None => openings,
+        })
+    }
+
+    fn opened(&self, start: &Start<'_>) -> Result<Vec<Opening>, StartFailure> {
         let opening = |place: &Place| Opening {
             dir: Arc::clone(&place.dir),
             at: place.at.clone(),
             read_only: place.read_only,
         };
+        let dir = Arc::new(start.open(&self.command)?);
         let mut openings: Vec<_> = self.body.tree.places.iter().map(opening).collect();
         // Last: of two that fit a relative path alike, programs take the one they saw later.
-        openings.push(Opening { dir: start.dir, at: ".".into(), read_only: start.place.read_only });
-        openings
+        openings.push(Opening { dir, at: ".".into(), read_only: start.place.read_only });
+        Ok(openings)
     }
 }
 

@@ -19,9 +19,10 @@ use super::code::Trusted;
 use super::engine::{Machines, Supply};
 use super::lane::Lane;
 use super::ledger::Ledger;
+use super::openings::{Opening, Openings};
 use super::program;
 use super::report::{Answer, HOME, Order, Way};
-use super::run::{self, Job, Opening};
+use super::run::{self, Job};
 use super::{cache, find, ledger};
 
 /// The worker's own exit codes; a program's is in its answer.
@@ -148,7 +149,7 @@ fn code(order: &Order) -> Result<(Kind, Trusted), StartFailure> {
     }
 }
 
-fn openings(order: &Order) -> std::io::Result<Vec<Opening>> {
+fn openings(order: &Order) -> wasmtime::Result<Openings> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = |path: &str| openat(CWD, path, flags, Access::empty());
     let mut openings = Vec::new();
@@ -160,13 +161,15 @@ fn openings(order: &Order) -> std::io::Result<Vec<Opening>> {
         });
     }
     let (number, rest) = &order.start;
-    let place = openings.get(*number).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let place = openings
+        .get(*number)
+        .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = Arc::new(openat2(&place.dir, rest, flags, Access::empty(), within)?);
     let read_only = place.read_only;
     openings.push(Opening { dir, at: ".".into(), read_only });
-    Ok(openings)
+    Openings::of(&openings)
 }
 
 /// The worker's own streams, which the walls count and bound.

@@ -44,10 +44,22 @@ fn empty(
         }
         for (name, is_directory) in entries {
             match is_directory {
-                true => gone(deal_with(&name))?,
+                true => gone(without(directory, &name, &mut deal_with))?,
                 false => gone(unlinkat(directory, &name, AtFlags::empty()))?,
             }
         }
+    }
+}
+
+/// Removes a directory, which is dealt with as told where it is not empty. Most are: places to mount on.
+fn without(
+    directory: &OwnedFd,
+    name: &CStr,
+    deal_with: &mut impl FnMut(&CStr) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    match unlinkat(directory, name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOTEMPTY | Errno::EXIST) => deal_with(name),
+        removed => removed,
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod throwaway;
 mod v1;
 mod v2;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -249,8 +250,8 @@ impl Group {
         events.and_then(|file| keyed(&file, "oom_kill")).unwrap_or(0)
     }
 
-    /// The processes in it, as the host numbers them.
-    pub(crate) fn processes(&self) -> Vec<i32> {
+    /// The processes in it, as the host numbers them: each once, in however many hierarchies it is.
+    pub(crate) fn processes(&self) -> BTreeSet<i32> {
         let text = |directory: &Path| {
             fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default()
         };

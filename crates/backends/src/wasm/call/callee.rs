@@ -14,6 +14,7 @@ use crate::wasm::account::Account;
 use crate::wasm::check::{self, Kind};
 use crate::wasm::engine::{Machine, Mode, Running};
 use crate::wasm::lane::Lane;
+use crate::wasm::openings::Openings;
 use crate::wasm::run::{self, Job, Phase};
 use crate::wasm::state::State;
 use crate::wasm::{NAME, Shared};
@@ -54,14 +55,13 @@ impl Callee {
         let job = Job {
             argv: Vec::new(),
             env: Vec::new(),
-            openings: Vec::new(),
+            openings: Openings::default(),
             limits,
             account: Arc::new(Account::new(&limits)),
             lane: Lane::own(),
             streams: Box::new(|_| ()),
         };
-        let mut store = run::store(&machine, job)
-            .map_err(|failure| Error::new(ErrorCode::System, "instantiate", failure.detail()))?;
+        let mut store = run::store(&machine, job);
         let _running = machine.running();
         let made = instantiate(&mut store, &machine, kind, &binary).await;
         let made = made.map_err(|error| ended(Phase::Making, &error, &store))?;

@@ -1,0 +1,222 @@
+//! Roots that sandboxes share. What is laid in a root depends on the host and on the spec, seldom on the
+//! sandbox, and laying it takes longer than much of what is run: so it is laid once, kept beside the
+//! private directories under a name that tells what is in it, and looked at before each use.
+//!
+//! A guest has no more way to change one than to change the host's own programs: the runtime mounts both
+//! read-only, on its gofer's side too. Whoever uses one holds it; those that nobody holds go when a new one comes.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use sha2::{Digest as _, Sha256};
+use stockade_core::Result;
+use stockade_launcher::clear;
+
+use super::bundle::{self, Part, Parts};
+use super::plan::Plan;
+use super::private::{self, Private};
+use crate::linux::embed;
+use crate::linux::hold::Hold;
+
+/// What their names begin with.
+const PREFIX: &str = "root-";
+/// How many that nobody uses are kept, beside the one that was used last.
+const KEPT: usize = 3;
+
+/// A root to run in, for as long as it is held.
+pub(super) struct Root {
+    pub path: PathBuf,
+    /// Absent where it is the sandbox's own.
+    pub held: Option<Hold>,
+}
+
+/// The root of this plan: one that is there already, or a new one. Where it cannot be shared, one that
+/// goes with the sandbox.
+pub(super) fn of(private: &Private, plan: &Plan) -> Result<Root> {
+    find_or_lay(&private::base()?, private.path(), &private.root(), &bundle::parts(plan))
+}
+
+/// The same below `base`, for who has the directory `private`, and would have the root `own` in it.
+fn find_or_lay(base: &Path, private: &Path, own: &Path, parts: &Parts<'_>) -> Result<Root> {
+    let shared = base.join(format!("{PREFIX}{}", label(parts)));
+    if let Some(held) = hold(&shared, parts) {
+        return Ok(Root { path: shared, held: Some(held) });
+    }
+    bundle::lay(own, parts)?;
+    set_aside(&shared, private);
+    Ok(match share(own, &shared, parts) {
+        Some(held) => {
+            tidy(base, &shared);
+            Root { path: shared, held: Some(held) }
+        }
+        None => Root { path: own.to_owned(), held: None },
+    })
+}
+
+/// Tells what is laid in a root. The agent is told by its version: all of it is looked at in any case.
+fn label(parts: &Parts<'_>) -> String {
+    let mut hash = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    add(embed::version().as_bytes());
+    for (target, part) in parts {
+        add(target.as_os_str().as_encoded_bytes());
+        match part {
+            Part::Directory => add(b"directory"),
+            Part::Point => add(b"point"),
+            Part::File(..) if *target == Path::new(bundle::AGENT) => add(b"agent"),
+            Part::File(bytes, _) => add(bytes),
+            Part::Link(to) => add(to.as_os_str().as_encoded_bytes()),
+        }
+    }
+    hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Holds a root, if it is there, this user's, and as it would be laid now.
+fn hold(root: &Path, parts: &Parts<'_>) -> Option<Hold> {
+    let own = rustix::process::geteuid().as_raw();
+    let held = Hold::shared(root).ok()?;
+    let ours = fs::symlink_metadata(root).is_ok_and(|found| found.uid() == own);
+    (ours && bundle::fits(root, parts)).then_some(held)
+}
+
+/// One that does not fit any more gives way to the new one, unless somebody uses it: it goes with the
+/// sandbox that found it.
+fn set_aside(stale: &Path, private: &Path) {
+    if let Ok(_alone) = Hold::alone(stale) {
+        // Whoever looks at it next finds the same.
+        let _ = fs::rename(stale, private.join("stale"));
+    }
+}
+
+/// Gives a new root the name under which others find it. Held before it has that name, so that nobody
+/// takes it away in between. Where somebody was quicker, theirs serves as well.
+fn share(own: &Path, shared: &Path, parts: &Parts<'_>) -> Option<Hold> {
+    let held = Hold::shared(own).ok()?;
+    match fs::rename(own, shared) {
+        Ok(()) => Some(held),
+        Err(error) => {
+            let there = [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists];
+            there.contains(&error.kind()).then(|| hold(shared, parts)).flatten()
+        }
+    }
+}
+
+/// Removes the oldest of those that nobody uses.
+fn tidy(base: &Path, used: &Path) {
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let roots = entries.filter(|entry| {
+        entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) && entry.path() != used
+    });
+    let age = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
+    let mut roots: Vec<(Option<SystemTime>, PathBuf)> =
+        roots.map(|entry| (age(&entry.path()), entry.path())).collect();
+    roots.sort();
+    let many = roots.len().saturating_sub(KEPT);
+    for (_, root) in roots.into_iter().take(many) {
+        if let Ok(_alone) = Hold::alone(&root) {
+            // Whoever comes next tries again.
+            let _ = clear(&root);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        /// What a sandbox of this name gets whose root holds this.
+        fn root(&self, sandbox: &str, content: &str) -> Root {
+            let private = self.0.path().join(sandbox);
+            fs::create_dir(&private).unwrap();
+            let parts = [
+                (Path::new("/usr"), Part::Directory),
+                (Path::new("/etc/hosts"), Part::File(content.as_bytes(), 0o644)),
+                (Path::new("/bin"), Part::Link(Path::new("usr/bin"))),
+            ];
+            find_or_lay(self.0.path(), &private, &private.join("rootfs"), &parts).unwrap()
+        }
+
+        fn shared(&self) -> usize {
+            let entries = fs::read_dir(self.0.path()).unwrap().flatten();
+            let is_root = |name: String| name.starts_with(PREFIX);
+            entries.filter(|entry| is_root(entry.file_name().into_string().unwrap())).count()
+        }
+    }
+
+    fn holds(root: &Root) -> String {
+        fs::read_to_string(root.path.join("etc/hosts")).unwrap()
+    }
+
+    #[test]
+    fn sandboxes_share_a_root_if_the_same_is_in_it() {
+        let place = Place::new();
+        let (one, two) = (place.root("one", "same"), place.root("two", "same"));
+        assert_eq!(one.path, two.path);
+        assert!(one.held.is_some() && two.held.is_some());
+        assert!(!place.0.path().join("two/rootfs").exists());
+        let other = place.root("other", "different");
+        assert_ne!(other.path, one.path);
+        assert_eq!((holds(&one), holds(&other)), ("same".into(), "different".into()));
+    }
+
+    #[test]
+    fn what_was_changed_in_a_shared_root_is_never_used() {
+        let place = Place::new();
+        let root = place.root("first", "right");
+        let changes: [fn(&Path); 5] = [
+            |root| fs::write(root.join("etc/hosts"), "wrong").unwrap(),
+            |root| fs::remove_file(root.join("etc/hosts")).unwrap(),
+            |root| fs::remove_dir(root.join("usr")).unwrap(),
+            |root| fs::remove_file(root.join("bin")).unwrap(),
+            |root| {
+                fs::set_permissions(root.join("etc/hosts"), Permissions::from_mode(0o666)).unwrap();
+            },
+        ];
+        drop(root.held);
+        for (number, change) in changes.into_iter().enumerate() {
+            change(&root.path);
+            let next = place.root(&format!("next{number}"), "right");
+            assert_eq!(next.path, root.path);
+            assert_eq!(holds(&next), "right");
+            assert!(next.path.join("usr").is_dir());
+        }
+        assert_eq!(place.shared(), 1);
+    }
+
+    #[test]
+    fn a_changed_root_that_is_in_use_is_left_to_who_uses_it() {
+        let place = Place::new();
+        let used = place.root("used", "right");
+        fs::write(used.path.join("etc/hosts"), "wrong").unwrap();
+        let own = place.root("own", "right");
+        assert_eq!(own.path, place.0.path().join("own/rootfs"));
+        assert_eq!((holds(&own), holds(&used)), ("right".into(), "wrong".into()));
+    }
+
+    #[test]
+    fn roots_that_nobody_uses_do_not_gather() {
+        let place = Place::new();
+        let used = place.root("used", "in use");
+        for number in 0..3 * KEPT {
+            drop(place.root(&format!("s{number}"), &number.to_string()));
+        }
+        assert!(place.shared() <= KEPT + 2, "{}", place.shared());
+        assert_eq!(holds(&used), "in use");
+    }
+}
