@@ -13,15 +13,25 @@ use common::{Agent, LIMIT, eventually, is_alive, pids, read_to_end, read_until, 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use stockade_agent::client::AgentClient;
 use stockade_core::{Command, ExitStatus, Signal, Stdin};
+use tokio::io::copy;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-/// An agent, its client, and another hold of its socket.
+/// An agent, its client, and another hold of its socket. Somebody is between the two, as there is wherever an
+/// agent goes on with another side: the end of the agent's socket is not that of the client's.
 async fn connected() -> (Agent, AgentClient, Socket) {
     let (agent, socket) = Agent::start();
     let held = socket.try_clone().unwrap();
     socket.set_nonblocking(true).unwrap();
-    let client = AgentClient::connect(UnixStream::from_std(socket).unwrap(), LIMIT).await.unwrap();
+    let (mut from_agent, mut to_agent) = UnixStream::from_std(socket).unwrap().into_split();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (mut from_client, mut to_client) = theirs.into_split();
+    tokio::spawn(async move { copy(&mut from_client, &mut to_agent).await });
+    tokio::spawn(async move {
+        let _ = copy(&mut from_agent, &mut to_client).await;
+        std::future::pending::<()>().await;
+    });
+    let client = AgentClient::connect(ours, LIMIT).await.unwrap();
     (agent, client, held)
 }
 

@@ -24,6 +24,8 @@ const RELAXED: Duration = Duration::from_millis(50);
 const CLOSE: Duration = Duration::from_millis(10);
 /// How often files are added up, at the most.
 const DISK: Duration = Duration::from_millis(250);
+/// How seldom, where adding up takes its time but not so long that it would do nothing else.
+const SELDOM: Duration = Duration::from_secs(1);
 
 const SIGXCPU: Signal = Signal(24);
 const SIGXFSZ: Signal = Signal(25);
@@ -216,9 +218,11 @@ impl DiskWatch {
 }
 
 /// When to look again: before what is left would be full at the pace it was filled at last. Looking takes
-/// a tenth of the time where little is written, and never more than a quarter.
+/// a tenth of the time where little is written, and never more than a quarter; but a look that took long,
+/// as one does on a busy machine, does not leave the guest alone for long.
 fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Duration {
-    let (soonest, latest) = (took * 3, DISK.max(took * 10));
+    let soonest = took * 3;
+    let latest = (took * 10).clamp(DISK, SELDOM).max(soonest);
     let full = match grown {
         // Nobody knows the pace yet.
         None => Duration::ZERO,
@@ -260,5 +264,11 @@ mod tests {
     fn a_large_tree_is_looked_at_seldom() {
         assert_eq!(until_next(millis(100), u64::MAX, Some((millis(1), 1))), millis(1000));
         assert_eq!(until_next(millis(100), 1, Some((millis(1), u64::MAX))), millis(300));
+    }
+
+    #[test]
+    fn one_look_that_took_long_is_no_leave_to_write() {
+        assert_eq!(until_next(millis(600), u64::MAX, Some((millis(1), 1))), millis(1800));
+        assert_eq!(until_next(millis(200), u64::MAX, Some((millis(1), 1))), SELDOM);
     }
 }
