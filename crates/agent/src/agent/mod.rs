@@ -83,10 +83,16 @@ impl Agent {
     fn turn(&mut self) -> Result<(), Stop> {
         for source in self.wait()? {
             self.serve_source(source)?;
+            if self.renewed {
+                break;
+            }
         }
         self.handle_inbox()?;
-        self.hunt();
-        self.settle();
+        // Nothing is said of any program to a side that has not said which it knows.
+        if !self.renewed {
+            self.hunt();
+            self.settle();
+        }
         self.link.flush()
     }
 }

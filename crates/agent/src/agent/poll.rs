@@ -48,13 +48,17 @@ impl Agent {
     }
 
     fn waits(&self) -> Vec<(Source, &OwnedFd, PollFlags)> {
-        let mut waits = vec![(Source::Children, &self.children, PollFlags::IN)];
+        let mut waits = Vec::new();
         if self.link.wants_input() {
             waits.push((Source::Input, &self.link.input, PollFlags::IN));
         }
         if self.link.is_waiting() {
             waits.push((Source::Output, &self.link.output, PollFlags::OUT));
         }
+        if self.renewed {
+            return waits;
+        }
+        waits.push((Source::Children, &self.children, PollFlags::IN));
         for (number, channel) in &self.channels {
             for (at, tap) in channel.taps.iter().enumerate() {
                 if let Some(fd) = tap.fd().filter(|_| tap.is_ready(&self.link)) {
@@ -80,6 +84,9 @@ impl Agent {
 
     /// How long to wait at most; nothing: for ever.
     fn patience(&self) -> Option<Timespec> {
+        if self.renewed {
+            return None;
+        }
         if self.channels.values().any(|channel| channel.can_drain(&self.link)) {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
