@@ -250,9 +250,9 @@ fn runs(mut engine: Program) {
     assert!(line.ends_with('\n'), "no sandbox was made");
 }
 
-#[test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[cfg_attr(no_runsc, ignore = "runsc is not installed: run scripts/setup as root")]
-fn a_strict_mask_of_the_engines_process_changes_nothing() {
+async fn a_strict_mask_of_the_engines_process_changes_nothing() {
     let base = furnished();
     let engine = engine_process(base.path(), "serve");
     let mut masked = Program::new("sh");
@@ -260,6 +260,15 @@ fn a_strict_mask_of_the_engines_process_changes_nothing() {
     masked.envs(engine.get_envs().filter_map(|(name, value)| Some((name, value?))));
     masked.stdin(Stdio::null());
     runs(masked);
+    // What it left when it was killed is found and removed by the next.
+    let config = EngineConfig::at(base.path().join("state"));
+    let config = EngineConfig { reap_on_open: false, ..config };
+    let backend = Arc::new(Gvisor::new());
+    let engine = Engine::open(config, vec![Arc::clone(&backend) as _]).await.unwrap();
+    let reaped = engine.reap().await.unwrap();
+    assert_eq!(reaped.len(), 1);
+    let left = backend.list().await.unwrap();
+    assert!(reaped.iter().all(|gone| !left.contains(gone)), "{reaped:?} {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
