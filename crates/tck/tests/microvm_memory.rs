@@ -20,6 +20,8 @@ use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
 /// How many copies are made of one.
 const COPIES: usize = 20;
+/// How many programs run in one that is taken back to before them.
+const OWN: usize = 20;
 const SOON: Duration = Duration::from_secs(60);
 
 /// Two programs whose state is in their memory alone: one counts, and one does what it is told.
@@ -156,9 +158,15 @@ async fn a_machine_is_taken_back_to_what_it_was() {
     assert_eq!(place.known(&copy_of_copy).await, "copied");
     // One that has had commands of its own takes it on as well, and they are gone.
     let other = place.engine.create(spec()).await.unwrap();
-    let own = place.engine.exec(&other, Command::program(["sleep", "600"])).await.unwrap();
+    let mut own = Vec::new();
+    for _ in 0..OWN {
+        let sleeping = Command::program(["sleep", "600"]);
+        own.push(place.engine.exec(&other, sleeping).await.unwrap());
+    }
     place.engine.restore(&other, &second.id).await.unwrap();
-    assert_eq!(own.outcome().await.ending, Ending::Signalled(Signal::KILL));
+    for gone in own {
+        assert_eq!(gone.outcome().await.ending, Ending::Signalled(Signal::KILL));
+    }
     assert_eq!(place.known(&other).await, "copied");
     place.engine.destroy(&other).await.unwrap();
     let other = Limits { memory: Some(Bytes(100 << 20)), ..Limits::default() };

@@ -32,6 +32,9 @@ use crate::linux::site::DEADLINE;
 /// How often the engine is asked whether a container is gone.
 const POLL: Duration = Duration::from_millis(20);
 
+/// How long an engine may be busy making a container for somebody who is dead.
+const UNDERWAY: Duration = Duration::from_secs(2);
+
 /// How long its helpers may take to end by themselves.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -180,23 +183,36 @@ async fn kill(api: &Api, name: &str) {
     let _ = api.remove_container(name, Some(options)).await;
 }
 
+/// Who asked for a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// Whoever has heard the engine's answer, or sees the container.
+    Here,
+    /// Somebody who died, perhaps before the answer: the engine may still be at it.
+    Dead,
+}
+
 /// Removes a container, running or not, and waits until the engine has forgotten it.
-pub(super) async fn remove(api: &Api, id: &SandboxId) -> Result<()> {
+pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()> {
     let name = plan::name(id);
-    let deadline = tokio::time::Instant::now() + DEADLINE;
+    let begun = tokio::time::Instant::now();
+    let mut expected = asker == Asker::Dead;
     loop {
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
         // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
         // the engine then says that it is at it.
         match api.remove_container(&name, Some(options)).await {
-            Ok(()) => {}
-            Err(error) if is_missing(&error) => return Ok(()),
+            Ok(()) => expected = false,
+            Err(error) if is_missing(&error) && !(expected && begun.elapsed() < UNDERWAY) => {
+                return Ok(());
+            }
+            Err(error) if is_missing(&error) => {}
             Err(error) if is_underway(&error) => {}
             // A runtime may be unable to end what is paused.
             Err(error) if is_busy(&error) => drop(api.unpause_container(&name).await),
             Err(error) => return Err(failed("destroy", &error)),
         }
-        if tokio::time::Instant::now() > deadline {
+        if begun.elapsed() > DEADLINE {
             return Err(left_behind(&NAME, id, "the engine does not remove its container"));
         }
         tokio::time::sleep(POLL).await;

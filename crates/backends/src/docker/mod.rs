@@ -33,7 +33,7 @@ use crate::linux::running::Running;
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, hold, lock};
-use container::Container;
+use container::{Asker, Container};
 use images::Image;
 use socket::Engine;
 
@@ -58,8 +58,8 @@ struct Inner {
     engine: OnceCell<Engine>,
     turns: Turns,
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
-    /// What the engine calls the containers that were made.
-    hashes: Mutex<HashMap<SandboxId, String>>,
+    /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
+    asked: Mutex<HashMap<SandboxId, Option<String>>>,
     progress: Progress,
 }
 
@@ -95,7 +95,7 @@ impl Docker {
             engine: OnceCell::new(),
             turns: Turns::default(),
             running: Mutex::default(),
-            hashes: Mutex::default(),
+            asked: Mutex::default(),
             progress,
         };
         Self { inner: Arc::new(inner) }
@@ -130,7 +130,7 @@ impl Inner {
         let held = hold::take(&NAME, admitted.spec())?;
         let body = plan::body(id, admitted, engine, image)?;
         let container = Container::create(&engine.api, id, body).await?;
-        lock(&self.hashes).insert(id.clone(), container.hash.clone());
+        lock(&self.asked).insert(id.clone(), Some(container.hash.clone()));
         let (pipe, started) = container.start().await?;
         let running = started.running(id, admitted, held, &engine.api);
         self.running().insert(id.clone(), Arc::clone(&running));
@@ -160,6 +160,7 @@ impl Inner {
         admitted: &Admitted,
         purpose: Purpose,
     ) -> Result<(LinuxSandbox, Seen)> {
+        lock(&self.asked).insert(id.clone(), None);
         let image = images::ready(self.engine().await?, admitted, &self.progress).await?;
         let turn = self.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
@@ -168,7 +169,7 @@ impl Inner {
             let built = inner.build(&id, &admitted, &image, purpose).await;
             if built.is_err() {
                 // What is left is found by its label once the engine can be reached again.
-                let _ = inner.remove(&id).await;
+                let _ = inner.remove(&id, Asker::Here).await;
             }
             built
         })
@@ -177,19 +178,21 @@ impl Inner {
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _turn = self.turns.take(id).await;
-        self.remove(id).await
+        let here = lock(&self.asked).contains_key(id);
+        self.remove(id, if here { Asker::Here } else { Asker::Dead }).await?;
+        lock(&self.asked).remove(id);
+        Ok(())
     }
 
-    async fn remove(&self, id: &SandboxId) -> Result<()> {
-        container::remove(&self.engine().await?.api, id).await?;
+    async fn remove(&self, id: &SandboxId, asker: Asker) -> Result<()> {
+        container::remove(&self.engine().await?.api, id, asker).await?;
         let running = self.running().get(id).cloned();
         if let Some(running) = running {
             container::ended(&running).await?;
             running.let_go();
         }
-        let hash = lock(&self.hashes).get(id).cloned();
+        let hash = lock(&self.asked).get(id).cloned().flatten();
         container::attended_no_more(id, hash.as_deref()).await?;
-        lock(&self.hashes).remove(id);
         self.running().remove(id);
         self.turns.forget(id);
         Ok(())
@@ -233,7 +236,7 @@ impl Backend for Docker {
 async fn sweep(engine: &Engine) -> Result<()> {
     for id in list::sandboxes(&engine.socket).await? {
         if throwaway::is_forsaken(id.as_str()) {
-            let _ = container::remove(&engine.api, &id).await;
+            let _ = container::remove(&engine.api, &id, Asker::Here).await;
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use stockade_core::{Error, ErrorCode, Result};
 
-use super::link::{Link, Shared};
+use super::link::{Link, Shared, Turn};
 use super::lock;
 use crate::across::tree::{Conflict, Tree, TreeError};
 use crate::across::words::{Ask, Tell};
@@ -41,9 +41,24 @@ impl Bridge {
         Arc::clone(&self.link.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Goes on over another one.
-    pub fn replace(&self, link: Arc<Link>) {
+    /// Begins to ask, over the connection that there is when it can.
+    pub async fn turn(&self) -> Turn {
+        loop {
+            let turn = self.link().turn().await;
+            // Another may have taken its place meanwhile.
+            if Arc::ptr_eq(turn.link(), &self.link()) {
+                return turn;
+            }
+        }
+    }
+
+    /// Goes on over another one. Whoever waits to ask something does so there, and not before the copies have
+    /// met again.
+    pub async fn replace(&self, before: Turn, link: Arc<Link>) -> Result<()> {
+        let first = link.turn().await;
         *self.link.write().unwrap_or_else(PoisonError::into_inner) = link;
+        drop(before);
+        self.meet_again(first).await
     }
 
     /// Whether the other side has a copy of something that is here too.
@@ -98,8 +113,12 @@ impl Bridge {
 
     /// Asks, and takes the guest's changes over.
     pub async fn ask(&self, operation: &'static str, ask: &Ask) -> Result<Tell> {
-        let link = self.link();
-        let turn = link.turn().await;
+        let turn = self.turn().await;
+        self.ask_in(turn, operation, ask).await
+    }
+
+    /// The same, by whoever has begun already.
+    pub async fn ask_in(&self, turn: Turn, operation: &'static str, ask: &Ask) -> Result<Tell> {
         let (tell, taken) = turn.ask(operation, ask, self.returns()).await?;
         match taken {
             Ok(conflicts) => self.note(conflicts.into_iter().map(|conflict| conflict.path)),
@@ -113,8 +132,7 @@ impl Bridge {
     pub async fn push(&self) -> Result<()> {
         self.together()?;
         let Some(tree) = &self.tree else { return Ok(()) };
-        let link = self.link();
-        let mut turn = link.turn().await;
+        let mut turn = self.turn().await;
         if !turn.tree(tree).await? {
             return Ok(());
         }
@@ -132,13 +150,18 @@ impl Bridge {
         if self.returns().is_none() {
             return Ok(());
         }
-        self.ask("copy the workspace", &Ask::Pull).await?;
+        let turn = self.turn().await;
+        self.pull_in(turn).await
+    }
+
+    async fn pull_in(&self, turn: Turn) -> Result<()> {
+        self.ask_in(turn, "copy the workspace", &Ask::Pull).await?;
         self.together()
     }
 
     /// The other side is a copy that nothing is known of: what can be written becomes as it is there, and
     /// what cannot stays as it is here.
-    pub async fn meet_again(&self) -> Result<()> {
+    pub async fn meet_again(&self, turn: Turn) -> Result<()> {
         let Some(tree) = self.tree.clone() else { return Ok(()) };
         if !self.writable {
             lock(&tree).forget();
@@ -146,7 +169,7 @@ impl Bridge {
         }
         self.together()?;
         self.at_work(tree.clone(), |tree| tree.give_way().map(|()| Vec::new())).await?;
-        self.pull().await?;
+        self.pull_in(turn).await?;
         // Nothing came: there is nothing.
         let empty = |tree: &mut Tree| match tree.gives_way() {
             true => tree.take(std::io::empty()),

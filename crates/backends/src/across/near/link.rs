@@ -37,12 +37,15 @@ pub(crate) type Shared = Arc<Mutex<Tree>>;
 type Controls = Arc<Mutex<HashMap<u32, Slot>>>;
 
 /// An execution that the other side may want ended.
+#[derive(Clone)]
 enum Slot {
     /// The agent has not heard of it yet.
     Expected,
     /// It is to be ended as soon as it has begun.
     Doomed,
     Running(Arc<dyn ProcessControl>),
+    /// The other side was taken back to before it began: what has its number there is another one.
+    Gone,
 }
 
 /// What was answered, and what had changed here too of that which came with it, or why it could not be
@@ -68,7 +71,7 @@ pub(crate) struct Link {
     peer: Peer,
     out: mpsc::Sender<Item>,
     /// Held from a request to its answer.
-    heard: tokio::sync::Mutex<mpsc::Receiver<Heard>>,
+    heard: Arc<tokio::sync::Mutex<mpsc::Receiver<Heard>>>,
     controls: Controls,
     carrier: Mutex<Option<Box<dyn Send>>>,
     tasks: Vec<AbortHandle>,
@@ -93,7 +96,7 @@ impl Link {
             tokio::spawn(pump(from_client, out.clone())).abort_handle(),
             tokio::spawn(beat(out.clone())).abort_handle(),
         ];
-        let heard = tokio::sync::Mutex::new(heard);
+        let heard = Arc::new(tokio::sync::Mutex::new(heard));
         let carrier = Mutex::new(Some(carrier));
         (Arc::new(Self { peer, out, heard, controls, carrier, tasks }), ours)
     }
@@ -141,10 +144,20 @@ impl Link {
         }
     }
 
-    /// Takes over who is to be told from a connection in whose place this one is.
-    pub fn inherit(&self, from: &Self) {
-        let inherited = std::mem::take(&mut *lock(&from.controls));
+    /// Takes over who is to be told from a connection in whose place this one is to be, to a side that knows
+    /// of those alone that are `kept`.
+    pub fn inherit(&self, from: &Self, kept: impl Fn(u32) -> bool) {
+        let slot = |execution, slot: &Slot| if kept(execution) { slot.clone() } else { Slot::Gone };
+        let inherited: Vec<_> = lock(&from.controls)
+            .iter()
+            .map(|(number, old)| (*number, slot(*number, old)))
+            .collect();
         lock(&self.controls).extend(inherited);
+    }
+
+    /// Whether an execution was gone when the other side was taken back: it knows nothing of that one.
+    pub fn is_gone(&self, execution: u32) -> bool {
+        matches!(lock(&self.controls).get(&execution), Some(Slot::Gone))
     }
 
     /// An execution is over.
@@ -153,7 +166,7 @@ impl Link {
     }
 
     /// Has both sides say nothing more until the answer is dropped: nothing is under way meanwhile.
-    pub async fn stand_still(&self, operation: &'static str) -> Result<Standing<'_>> {
+    pub async fn stand_still(self: &Arc<Self>, operation: &'static str) -> Result<Standing> {
         let (goes_on, until) = oneshot::channel();
         let mut turn = self.turn().await;
         turn.open = true;
@@ -170,8 +183,9 @@ impl Link {
 
     /// Begins to ask. Whoever gives up between request and answer ends the connection: nobody would
     /// know whose the next answer is.
-    pub async fn turn(&self) -> Turn<'_> {
-        Turn { heard: self.heard.lock().await, link: self, open: false }
+    pub async fn turn(self: &Arc<Self>) -> Turn {
+        let heard = Arc::clone(&self.heard).lock_owned().await;
+        Turn { heard, link: Arc::clone(self), open: false }
     }
 }
 
@@ -183,10 +197,10 @@ fn word(ask: &Ask) -> Result<Frame> {
 }
 
 /// Both sides stand still until this is dropped.
-pub(crate) struct Standing<'a> {
+pub(crate) struct Standing {
     // Dropped first: whoever asks next does so when it goes on.
     _goes_on: oneshot::Sender<()>,
-    _turn: Turn<'a>,
+    _turn: Turn,
 }
 
 impl Drop for Link {
@@ -196,13 +210,18 @@ impl Drop for Link {
 }
 
 /// One request and its answer.
-pub(crate) struct Turn<'a> {
-    heard: tokio::sync::MutexGuard<'a, mpsc::Receiver<Heard>>,
-    link: &'a Link,
+pub(crate) struct Turn {
+    heard: tokio::sync::OwnedMutexGuard<mpsc::Receiver<Heard>>,
+    link: Arc<Link>,
     open: bool,
 }
 
-impl Turn<'_> {
+impl Turn {
+    /// The connection that it is one of.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
     /// Sends what has changed in this copy. Says whether anything has.
     pub async fn tree(&mut self, tree: &Shared) -> Result<bool> {
         let tree = Arc::clone(tree);
@@ -289,7 +308,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
         if self.open {
             self.link.close();
@@ -401,7 +420,7 @@ impl Reader {
                 match lock(&self.controls).get_mut(&execution) {
                     Some(Slot::Running(control)) => end(control),
                     Some(slot @ (Slot::Expected | Slot::Doomed)) => *slot = Slot::Doomed,
-                    None => {}
+                    Some(Slot::Gone) | None => {}
                 }
                 true
             }

@@ -136,7 +136,7 @@ pub(crate) async fn take_over(
     let client = AgentClient::take_over(reader, writer, DEADLINE, used.channels).await?;
     let (user, used) = (Native::user(admitted.spec()), used.executions);
     let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, used);
-    bridge.meet_again().await?;
+    bridge.meet_again(bridge.turn().await).await?;
     Ok((sandbox, bridge))
 }
 

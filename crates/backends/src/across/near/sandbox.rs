@@ -87,17 +87,17 @@ impl FarSandbox {
         used: Numbers,
     ) -> Result<()> {
         self.bridge.push().await?;
-        let old = self.bridge.link();
-        let (link, pipe) = Link::new(old.peer().clone(), connection);
+        // Whoever learns of an end on the way asks the machine that there is then.
+        let before = self.bridge.turn().await;
+        let (link, pipe) = Link::new(before.link().peer().clone(), connection);
         let asked = Ask::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
         link.turn().await.ask("restore", &asked, None).await.map(drop)?;
-        link.inherit(&old);
+        let own = used.of == self.id;
+        link.inherit(before.link(), |execution| own && execution < used.executions);
         let (reader, writer) = tokio::io::split(pipe);
-        let before = (used.channels, used.of == self.id);
-        self.client.go_back(reader, writer, DEADLINE, before).await?;
+        self.client.go_back(reader, writer, DEADLINE, (used.channels, own)).await?;
         self.last.fetch_max(used.executions, Ordering::Relaxed);
-        self.bridge.replace(link);
-        self.bridge.meet_again().await
+        self.bridge.replace(before, link).await
     }
 }
 
@@ -161,9 +161,15 @@ impl Watched {
         self.over = true;
         let (bridge, execution) = (Arc::clone(&self.bridge), self.execution);
         tokio::spawn(async move {
+            let turn = bridge.turn().await;
+            let link = Arc::clone(turn.link());
+            if link.is_gone(execution) {
+                link.forget(execution);
+                return exit;
+            }
             let ask = Ask::Ended { execution, how: How::of(&exit.status) };
-            let told = bridge.ask("take the changes over", &ask).await;
-            bridge.link().forget(execution);
+            let told = bridge.ask_in(turn, "take the changes over", &ask).await;
+            link.forget(execution);
             let verdict = match told {
                 Ok(Tell::Judged(verdict)) => verdict,
                 Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
