@@ -143,6 +143,8 @@ async fn touched(engine: &Engine, spec: &SandboxSpec, mib: u64) -> Measured {
 struct ByHand {
     qemu: Child,
     talk: BufReader<UnixStream>,
+    /// The guest's own: it ends when this is closed.
+    _pipe: UnixStream,
     dir: tempfile::TempDir,
 }
 
@@ -152,7 +154,7 @@ impl ByHand {
         let template = only(&store.join("templates"))?;
         let image = only(&store.join("images"))?;
         let dir = tempfile::tempdir_in("/var/tmp")?;
-        let (disk, socket) = (dir.path().join("disk"), dir.path().join("qmp"));
+        let [disk, pipe, socket] = ["disk", "pipe", "qmp"].map(|name| dir.path().join(name));
         spawn(Process::new("cp").arg("--sparse=always").arg(template.join("disk")).arg(&disk))?;
         let size = fs::metadata(template.join("memory"))?.len();
         let memory = template.join("memory");
@@ -171,7 +173,8 @@ impl ByHand {
             .args(["-object", &format!("{RAM},size={size},mem-path={}", memory.display())])
             .args(["-global", "virtio-mmio.force-legacy=false"])
             .args(["-global", "migration.send-configuration=off"])
-            .args(["-chardev", "null,id=pipe", "-device", "virtio-serial-device"])
+            .args(["-chardev", &format!("socket,id=pipe,server=on,path={}", pipe.display())])
+            .args(["-device", "virtio-serial-device"])
             .args(["-device", "virtserialport,chardev=pipe,name=stockade.pipe"])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())])
             .args(drive(0, &file_of(&image)?, "on"))
@@ -180,14 +183,9 @@ impl ByHand {
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
             .spawn()?;
-        let stream = loop {
-            match UnixStream::connect(&socket) {
-                Ok(stream) => break stream,
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
-            }
-        };
+        let (_pipe, stream) = (connected(&pipe), connected(&socket));
         stream.set_read_timeout(Some(PATIENCE))?;
-        let mut hand = Self { qemu, talk: BufReader::new(stream), dir };
+        let mut hand = Self { qemu, talk: BufReader::new(stream), _pipe, dir };
         hand.ask("qmp_capabilities", "")?;
         while !hand.ask("query-status", "")?.contains("\"running\": true") {}
         Ok(hand)
@@ -215,6 +213,15 @@ impl ByHand {
             if line.contains("\"return\"") {
                 return Ok(line);
             }
+        }
+    }
+}
+
+fn connected(socket: &Path) -> UnixStream {
+    loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => return stream,
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
 }
