@@ -52,8 +52,10 @@ impl Engine {
     /// Builds a sandbox that starts with a captured state. What the spec leaves to automatic choice is
     /// taken from where the state was captured.
     pub async fn create_from(&self, snapshot: &SnapshotId, spec: SandboxSpec) -> Result<SandboxId> {
-        let order = self.order_from(snapshot, spec, None).await?;
-        self.inner.clone().create_live(order).await
+        let stored = self.inner.snapshots.get(snapshot)?;
+        let order = self.order_from(&stored, spec, None).await?;
+        let origin = self.inner.origin(&stored).await?;
+        self.inner.clone().create_live(order.beginning_with(origin)).await
     }
 
     /// Runs a command in a sandbox of its own that starts with a captured state, with a follower who is
@@ -64,28 +66,27 @@ impl Engine {
         spec: SandboxSpec,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let order = self.order_from(snapshot, spec, Some(&command)).await?;
-        self.run_order(order, command).await
+        let stored = self.inner.snapshots.get(snapshot)?;
+        let order = self.order_from(&stored, spec, Some(&command)).await?;
+        let origin = self.inner.origin(&stored).await?;
+        self.run_order(order.beginning_with(origin), command).await
     }
 
+    /// What is to be built where a snapshot goes on, before that is read.
     async fn order_from(
         &self,
-        snapshot: &SnapshotId,
+        stored: &Snapshot,
         mut spec: SandboxSpec,
         command: Option<&Command>,
     ) -> Result<Order> {
-        let stored = self.inner.snapshots.get(snapshot)?;
         if spec.backend == BackendChoice::Auto {
             spec.backend = BackendChoice::Named(stored.backend.clone());
         }
         if let BackendChoice::Named(name) = &spec.backend {
-            same_backend(&stored, name.as_str())?;
+            same_backend(stored, name.as_str())?;
         }
         stored.fits_this_host()?;
-        let order = self.inner.admit(&spec, command).await?;
-        let parts = self.inner.checked(&stored).await?;
-        let from = Some(Origin { snapshot: stored.id, parts: Arc::new(parts) });
-        Ok(Order { from, ..order })
+        self.inner.admit(&spec, command).await
     }
 
     /// Makes this many copies of a live sandbox, memory and all where its backend can. Each has a
@@ -101,7 +102,7 @@ impl Engine {
         in_a_task(async move {
             let snapshot = engine.inner.capture(&live, engine.inner.fullest(&of).await).await?;
             let passing = engine.inner.snapshots.passing(snapshot)?;
-            let copies = engine.copies(&passing.snapshot().id, &spec, count).await?;
+            let copies = engine.copies(passing.snapshot(), &spec, count).await?;
             passing.end().map(|()| copies)
         })
         .await
@@ -109,17 +110,22 @@ impl Engine {
 
     async fn copies(
         &self,
-        snapshot: &SnapshotId,
+        snapshot: &Snapshot,
         spec: &SandboxSpec,
         count: usize,
     ) -> Result<Vec<SandboxId>> {
+        let origin = self.inner.origin(snapshot).await?;
         let (mut made, mut failed) = (Vec::new(), None);
         let mut making = tokio::task::JoinSet::new();
         let mut begun = 0;
         while failed.is_none() && made.len() < count {
             while begun < count && making.len() < AT_ONCE {
-                let (engine, snapshot, spec) = (self.clone(), snapshot.clone(), spec.clone());
-                making.spawn(async move { engine.create_from(&snapshot, spec).await });
+                let (engine, origin) = (self.clone(), origin.clone());
+                let (snapshot, spec) = (snapshot.clone(), spec.clone());
+                making.spawn(async move {
+                    let order = engine.order_from(&snapshot, spec, None).await?;
+                    engine.inner.clone().create_live(order.beginning_with(origin)).await
+                });
                 begun += 1;
             }
             note(making.join_next().await, &mut made, &mut failed);
@@ -168,6 +174,11 @@ impl Inner {
     async fn checked(&self, snapshot: &Snapshot) -> Result<Parts> {
         let (store, snapshot) = (Arc::clone(&self.snapshots), snapshot.clone());
         blocking(move || store.parts(&snapshot)).await
+    }
+
+    async fn origin(&self, stored: &Snapshot) -> Result<Origin> {
+        let parts = Arc::new(self.checked(stored).await?);
+        Ok(Origin { snapshot: stored.id.clone(), parts })
     }
 
     async fn fullest(&self, backend: &stockade_core::BackendName) -> SnapshotKind {

@@ -45,6 +45,11 @@ pub(crate) struct Origin {
 }
 
 impl Order {
+    /// The same, of something that starts with a captured state.
+    pub(crate) fn beginning_with(self, origin: Origin) -> Self {
+        Self { from: Some(origin), ..self }
+    }
+
     async fn build(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
         match &self.from {
             None => self.backend.create(id, &self.admitted).await,

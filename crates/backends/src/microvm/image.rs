@@ -30,8 +30,15 @@ const LARGEST: Bytes = Bytes(64 << 30);
 /// Where it finds a directory, and what it writes.
 const SOURCE: &str = "/stockade/root";
 const MADE: &str = "image";
+/// A directory in which there is nothing, inside and in the draft.
+const NOTHING: (&str, &str) = ("/workspace/nothing", "nothing");
 /// What of this host's own view is not the image's.
 const LEFT_OUT: &str = "^(dev|home|proc|run|stockade|sys|tmp|var|workspace)/.";
+/// Lists what of it cannot be read, each ended by a zero.
+const UNREADABLE: &str = "unreadable";
+const FIND_UNREADABLE: &str = r"cd / && find * \( -path dev -o -path home -o -path proc -o -path run \
+    -o -path stockade -o -path sys -o -path tmp -o -path var -o -path workspace \) -prune \
+    -o ! -type l \( ! -readable -o -type d ! -executable \) -print0 -prune > /workspace/unreadable";
 /// The most of its complaints that is told.
 const SAID: usize = 400;
 
@@ -58,6 +65,8 @@ pub(super) enum Root {
     Directory(PathBuf),
     /// An archive of an image.
     Archive(PathBuf),
+    /// Nothing: enough to measure what a machine can enforce.
+    Empty,
 }
 
 /// Whether roots can be made here.
@@ -79,6 +88,7 @@ impl Root {
                 let all: Vec<_> = SIGNS.iter().map(state).collect();
                 Ok(fingerprint::hash(format!("host {}", all.join(" ")).as_bytes()))
             }
+            Self::Empty => Ok(fingerprint::hash(b"empty")),
             Self::Archive(path) => {
                 let version = fingerprint::version(path).map_err(|error| {
                     failed("create", "image: the archive cannot be read").source(error)
@@ -129,6 +139,7 @@ impl Root {
             Self::Host => "/",
             Self::Directory(_) => SOURCE,
             Self::Archive(_) => oci::UNPACKED,
+            Self::Empty => NOTHING.0,
         }
     }
 
@@ -137,12 +148,21 @@ impl Root {
         let admitted = linux::provisional(NAME, &spec)?;
         let sandbox = native.create(id, &admitted).await?;
         let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
-        if let Self::Archive(_) = self {
-            oci::unpack(&*sandbox, &limits).await?;
+        match self {
+            Self::Archive(_) => oci::unpack(&*sandbox, &limits).await?,
+            Self::Empty => fs::create_dir(draft.join(NOTHING.1)).map_err(|error| {
+                failed("create", "the cache cannot be written to").source(error)
+            })?,
+            Self::Host | Self::Directory(_) => {}
         }
         let left_out = format!("--exclude-regex={LEFT_OUT}");
-        let flags = ["--all-root", "--quiet", "-x-1", "-T0", &left_out];
-        let argv = [&[PROGRAM], &flags[..], &[MADE, self.source()]].concat();
+        let unreadable = match self {
+            Self::Host => unreadable(&*sandbox, &limits, draft).await?,
+            Self::Directory(_) | Self::Archive(_) | Self::Empty => Vec::new(),
+        };
+        let mut argv = vec![PROGRAM, "--all-root", "--quiet", "-x-1", "-T0", &left_out];
+        argv.extend(unreadable.iter().map(String::as_str));
+        argv.extend([MADE, self.source()]);
         run(&*sandbox, &limits, &argv).await
     }
 
@@ -152,7 +172,7 @@ impl Root {
             HostPath::try_from(path.to_owned()).map_err(|error| wrong(error.to_string()))
         };
         let shown = match self {
-            Self::Host => None,
+            Self::Host | Self::Empty => None,
             Self::Directory(path) => Some((path, SOURCE)),
             Self::Archive(path) => Some((path, oci::ARCHIVE)),
         };
@@ -168,6 +188,22 @@ impl Root {
             ..SandboxSpec::default()
         })
     }
+}
+
+/// What leaves out of this host's own view what its walls show and do not let be read: in native walls
+/// nobody could read it either.
+async fn unreadable(
+    sandbox: &dyn Sandbox,
+    limits: &EffectiveLimits,
+    draft: &Path,
+) -> Result<Vec<String>> {
+    run(sandbox, limits, &["/bin/sh", "-c", FIND_UNREADABLE]).await?;
+    let found = fs::read(draft.join(UNREADABLE)).map_err(|error| {
+        failed("create", "what cannot be read of this host is not known").source(error)
+    })?;
+    let names = found.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let left_out = |name: &[u8]| format!("--exclude-path={}", String::from_utf8_lossy(name));
+    Ok(names.map(left_out).collect())
 }
 
 /// Runs a program that has to end well.

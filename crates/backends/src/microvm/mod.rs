@@ -49,7 +49,7 @@ use image::Root;
 use kvm::Kvm;
 use qemu::Qemu;
 use store::Store;
-use template::{Wanted, Workshop};
+use template::{Template, Wanted, Workshop};
 
 /// The microvm backend's name.
 pub const NAME: BackendName = BackendName::literal("microvm");
@@ -137,13 +137,26 @@ impl Inner {
         Wanted::of(self.root(), &SandboxSpec::default().limits)
     }
 
+    /// One that tells what machines can enforce. What is in its root does not matter: packing a whole host
+    /// is left to who uses that.
+    async fn sample(&self, workshop: &Workshop) -> Result<Template> {
+        let usual = self.usual();
+        if let Some(found) = workshop.find(&usual)? {
+            return Ok(found);
+        }
+        let sample = match usual.root {
+            Root::Host => Wanted { root: Root::Empty, ..usual },
+            Root::Directory(_) | Root::Archive(_) | Root::Empty => usual,
+        };
+        match self.options.prepare {
+            true => workshop.ready(&sample).await,
+            false => workshop.find(&sample)?.ok_or_else(not_prepared),
+        }
+    }
+
     async fn measure(&self) -> Result<Capabilities> {
         let workshop = self.workshop().await?;
-        let usual = self.usual();
-        let template = match self.options.prepare {
-            true => workshop.ready(&usual).await?,
-            false => workshop.find(&usual)?.ok_or_else(not_prepared)?,
-        };
+        let template = self.sample(workshop).await?;
         let mut measured = probe::adapted(workshop.driver.boundary(), &template.measured);
         if measured.boundary == Boundary::Emulated {
             measured.only_by_name = Some(format!("{EMULATED}; {}", kvm().await));

@@ -7,7 +7,6 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
-use sha2::{Digest as _, Sha256};
 
 use crate::journal::Digest;
 
@@ -15,21 +14,24 @@ use crate::journal::Digest;
 pub(super) const BLOCK: u64 = 64 << 10;
 
 /// What a part is, block by block. Two parts with the same digest hold the same bytes, whichever of
-/// their zeros are holes.
-pub(super) struct Digester(Sha256);
+/// their zeros are holes. By BLAKE3, since all of a machine's memory may have to go through it while
+/// somebody waits.
+pub(super) struct Digester(blake3::Hasher);
 
 impl Digester {
     pub(super) fn new(size: u64) -> Self {
-        Self(Sha256::new_with_prefix(size.to_le_bytes()))
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&size.to_le_bytes());
+        Self(hasher)
     }
 
     pub(super) fn block(&mut self, index: u64, data: &[u8]) {
-        self.0.update(index.to_le_bytes());
+        self.0.update(&index.to_le_bytes());
         self.0.update(data);
     }
 
     pub(super) fn finish(self) -> Digest {
-        Digest::from(<[u8; 32]>::from(self.0.finalize()))
+        Digest::from(*self.0.finalize().as_bytes())
     }
 }
 

@@ -43,6 +43,9 @@ const HELD: &str = "held";
 /// How old a file's last change has to be for its time to tell it from the next one.
 const SETTLED: Duration = Duration::from_secs(2);
 
+/// Of how many files it is remembered that they were read.
+const REMEMBERED: usize = 1024;
+
 /// The snapshots of a state directory. Any number of engines may share it.
 #[derive(Debug)]
 pub struct Snapshots {
@@ -188,7 +191,11 @@ impl Snapshots {
         }
         let digest = blocks::digest(file, stamp.size)?;
         if file.metadata()?.modified()?.elapsed().is_ok_and(|age| age > SETTLED) {
-            lock(&self.read).insert(stamp, digest);
+            let mut read = lock(&self.read);
+            if read.len() >= REMEMBERED {
+                read.clear();
+            }
+            read.insert(stamp, digest);
         }
         Ok(digest)
     }
@@ -289,7 +296,6 @@ impl Snapshots {
                 fs::remove_file(entry.path()).map_err(failed)?;
             }
         }
-        lock(&self.read).retain(|_, digest| needed.contains(&digest.to_string()));
         Ok(())
     }
 
