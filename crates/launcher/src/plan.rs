@@ -26,6 +26,8 @@ pub struct LaunchPlan {
     pub workspace_target: PathBuf,
     /// Further mounts.
     pub mounts: Vec<Mount>,
+    /// Further device nodes, by their names in the host's `/dev`, that it is trusted with.
+    pub devices: Vec<String>,
     /// User id as seen inside.
     pub uid: u32,
     /// Group id as seen inside.
@@ -57,6 +59,7 @@ impl Default for LaunchPlan {
             read_only: false,
             workspace_target: PathBuf::from("/workspace"),
             mounts: Vec::new(),
+            devices: Vec::new(),
             uid: 1000,
             gid: 1000,
             host_uid: None,

@@ -199,6 +199,21 @@ fn a_foreign_abi_ends_the_process() {
 }
 
 #[test]
+fn a_further_device_is_there_for_whom_it_is_meant_and_for_nobody_else() {
+    let exists = |name: &&str| std::path::Path::new("/dev").join(name).exists();
+    let spare = ["fuse", "kmsg"].into_iter().find(exists).unwrap();
+    let look =
+        format!("if [ -c /dev/{spare} ] && : < /dev/{spare}; then echo yes; else echo no; fi");
+    for_each_owner(|_, launcher| {
+        let trusted = LaunchPlan { devices: vec![spare.to_owned()], ..plan() };
+        for (plan, there) in [(plan(), "no\n"), (trusted, "yes\n"), (plan(), "no\n")] {
+            let mut inside = launch(launcher, &plan);
+            assert_eq!(inside.run(&["sh", "-c", &look]), there);
+        }
+    });
+}
+
+#[test]
 fn no_descriptor_of_the_host_is_left_open() {
     for_each_owner(|_, launcher| {
         let mut inside = launch(launcher, &plan());

@@ -25,8 +25,8 @@ mod touched;
 mod tsc;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -39,15 +39,15 @@ use tokio::time::timeout;
 use crate::across::far::SUM;
 use crate::across::words::Ask;
 use crate::linux::cgroup::throwaway;
-use crate::linux::lock;
 use crate::linux::turns::{Turns, to_its_end};
+use crate::linux::{fingerprint, lock};
 use crate::native::Native;
 use create::Live;
 use driver::Driver;
 use firecracker::Firecracker;
 use image::Root;
 use kvm::Kvm;
-use qemu::Qemu;
+use qemu::{Power, Qemu};
 use store::Store;
 use template::{Template, Wanted, Workshop};
 
@@ -56,6 +56,9 @@ pub const NAME: BackendName = BackendName::literal("microvm");
 
 /// Why it is taken only by its name.
 const EMULATED: &str = "its machines are emulated in software, which claims no security";
+
+/// What KVM is called among the host's devices.
+const KVM: &str = "kvm";
 
 /// How long a machine may take to bring the last changes before it is ended without.
 const TAKING_DOWN: Duration = Duration::from_secs(15);
@@ -85,6 +88,7 @@ struct Inner {
     live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     swept: tokio::sync::OnceCell<()>,
     turns: Turns,
+    kvm: OnceLock<Kvm>,
 }
 
 fn failed(operation: &'static str, message: impl Into<String>) -> Error {
@@ -101,6 +105,7 @@ impl Microvm {
             live: Mutex::default(),
             swept: tokio::sync::OnceCell::new(),
             turns: Turns::default(),
+            kvm: OnceLock::new(),
         }))
     }
 }
@@ -113,17 +118,63 @@ impl Inner {
     async fn open(&self) -> Result<Workshop> {
         let store = Store::open(self.options.cache.clone())?;
         let driver: Arc<dyn Driver> = match &self.options.firecracker {
-            Some(settings) => Arc::new(on_hardware(settings).await?),
-            None => Arc::new(Qemu::open(Arc::clone(&self.native), store.program()?)?),
+            Some(settings) => Arc::new(self.firecracker(settings).await?),
+            None => Arc::new(self.qemu(&store)?),
         };
-        Ok(Workshop { store, native: Arc::clone(&self.native), driver })
+        Ok(Workshop { store, native: Arc::clone(&self.native), driver, runner: self.runner() })
+    }
+
+    /// The driver that needs a processor which runs guests, if there is one.
+    async fn firecracker(&self, settings: &firecracker::Settings) -> Result<Firecracker> {
+        match self.kvm() {
+            Kvm::Works => Firecracker::open(settings.clone()).await,
+            lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {
+                Err(Error::new(ErrorCode::Unavailable, "create", lacking.to_string())
+                    .backend(NAME)
+                    .remedy(lacking.remedy()))
+            }
+        }
+    }
+
+    /// Those who pack roots are not trusted with what those who run machines need.
+    fn qemu(&self, store: &Store) -> Result<Qemu> {
+        let power = self.power();
+        let native = match power {
+            Power::Processor => Arc::new(Native::trusted_with(&[KVM])),
+            Power::Software => Arc::clone(&self.native),
+        };
+        Qemu::open(native, power, store.program()?)
+    }
+
+    /// What KVM is good for here. Looked at once, which takes about a millisecond.
+    fn kvm(&self) -> &Kvm {
+        self.kvm.get_or_init(kvm::probe)
+    }
+
+    fn power(&self) -> Power {
+        match self.kvm() {
+            Kvm::Works => Power::Processor,
+            Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. } => Power::Software,
+        }
     }
 
     /// What would stand between a guest and the host, if a machine could be had.
     fn boundary(&self) -> Boundary {
-        match self.options.firecracker {
-            Some(_) => Boundary::Hardware,
-            None => Boundary::Emulated,
+        match (&self.options.firecracker, self.power()) {
+            (Some(_), _) | (None, Power::Processor) => Boundary::Hardware,
+            (None, Power::Software) => Boundary::Emulated,
+        }
+    }
+
+    /// Tells what runs machines from another that would not continue its templates.
+    fn runner(&self) -> String {
+        let version = |path: &Path| fingerprint::version(path).unwrap_or_default();
+        match &self.options.firecracker {
+            Some(settings) => format!("firecracker {}", version(&settings.binary)),
+            None => {
+                let program = qemu::program().map(version).unwrap_or_default();
+                format!("qemu {program} {:?}", self.power())
+            }
         }
     }
 
@@ -159,7 +210,7 @@ impl Inner {
         let template = self.sample(workshop).await?;
         let mut measured = probe::adapted(workshop.driver.boundary(), &template.measured);
         if measured.boundary == Boundary::Emulated {
-            measured.only_by_name = Some(format!("{EMULATED}; {}", kvm().await));
+            measured.only_by_name = Some(format!("{EMULATED}; {}", self.kvm()));
         }
         Ok(measured)
     }
@@ -217,23 +268,6 @@ fn not_prepared() -> Error {
         .remedy("prepare it once, which takes a while: `stockade run --backend microvm -- true`")
 }
 
-/// What KVM is good for here.
-async fn kvm() -> Kvm {
-    tokio::task::spawn_blocking(kvm::probe).await.unwrap_or(Kvm::Absent)
-}
-
-/// The driver that needs a processor which runs guests, if there is one.
-async fn on_hardware(settings: &firecracker::Settings) -> Result<Firecracker> {
-    match kvm().await {
-        Kvm::Works => Firecracker::open(settings.clone()).await,
-        lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {
-            Err(Error::new(ErrorCode::Unavailable, "create", lacking.to_string())
-                .backend(NAME)
-                .remedy(lacking.remedy()))
-        }
-    }
-}
-
 impl Live {
     /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
     async fn end(&self) -> Result<()> {
@@ -272,11 +306,12 @@ impl Backend for Microvm {
     }
 
     fn only_by_name(&self) -> Option<String> {
-        self.0.options.firecracker.is_none().then(|| EMULATED.into())
+        (self.0.boundary() == Boundary::Emulated).then(|| EMULATED.into())
     }
 
     fn fingerprint(&self) -> Option<String> {
-        let (prepare, template) = (self.0.options.prepare, self.0.usual().fingerprint().ok()?);
+        let template = self.0.usual().fingerprint(&self.0.runner()).ok()?;
+        let prepare = self.0.options.prepare;
         Some(format!("{SUM} {template} {prepare}"))
     }
 

@@ -20,7 +20,7 @@ use super::initramfs::Initramfs;
 use super::kernel::Kernel;
 use super::private::Private;
 use super::store::{Kind, Maker, Store};
-use super::{failed, probe, qemu, tsc};
+use super::{failed, probe, tsc};
 use crate::across::far::{PROGRAM, SUM};
 use crate::across::guest::{LINE, Ready};
 use crate::linux::{self, fingerprint};
@@ -69,17 +69,14 @@ impl Wanted {
     }
 
     /// What it depends on.
-    pub(super) fn fingerprint(&self) -> Result<String> {
-        Ok(self.key(&Kernel::find()?, &self.root.fingerprint()?))
+    pub(super) fn fingerprint(&self, runner: &str) -> Result<String> {
+        Ok(self.key(runner, &Kernel::find()?, &self.root.fingerprint()?))
     }
 
-    fn key(&self, kernel: &Kernel, image: &str) -> String {
-        let version = |path: &Path| fingerprint::version(path).unwrap_or_default();
-        let program = qemu::program().map(version).unwrap_or_default();
+    fn key(&self, runner: &str, kernel: &Kernel, image: &str) -> String {
         let Self { memory, disk, cpus, .. } = self;
-        let kernel = version(&kernel.path);
-        let facts =
-            format!("{VERSION} {SUM} {program} {kernel} {image} {memory:?} {disk:?} {cpus}");
+        let kernel = fingerprint::version(&kernel.path).unwrap_or_default();
+        let facts = format!("{VERSION} {SUM} {runner} {kernel} {image} {memory:?} {disk:?} {cpus}");
         fingerprint::hash(facts.as_bytes())
     }
 }
@@ -89,6 +86,8 @@ pub(super) struct Workshop {
     pub store: Store,
     pub native: Arc<Native>,
     pub driver: Arc<dyn Driver>,
+    /// What tells that driver from others.
+    pub runner: String,
 }
 
 impl Workshop {
@@ -96,7 +95,7 @@ impl Workshop {
     pub(super) fn find(&self, wanted: &Wanted) -> Result<Option<Template>> {
         let key = wanted.root.fingerprint()?;
         let Some(image) = Root::find(&self.store, &key) else { return Ok(None) };
-        let name = wanted.key(&Kernel::find()?, &key);
+        let name = wanted.key(&self.runner, &Kernel::find()?, &key);
         let Some(dir) = self.store.find(Kind::Template, &name) else { return Ok(None) };
         let measured = fs::read(dir.join("measured")).map_err(unreadable)?;
         let measured = serde_json::from_slice(&measured).map_err(|e| unreadable(e.into()))?;
@@ -120,7 +119,8 @@ impl Workshop {
         };
         let kernel = Kernel::find()?;
         let measured = self.make(&maker, wanted, &kernel, &key, &image).await?;
-        let dir = self.store.find(Kind::Template, &wanted.key(&kernel, &key));
+        let name = wanted.key(&self.runner, &kernel, &key);
+        let dir = self.store.find(Kind::Template, &name);
         let dir = dir.ok_or_else(|| failed("create", "what was prepared is gone"))?;
         Ok(Template { dir, image, wanted: wanted.clone(), measured })
     }
@@ -142,7 +142,7 @@ impl Workshop {
         let measured = made.and_then(|measured| ended.map(|()| measured))?;
         let spare = [&machine.kernel, &machine.initramfs];
         spare.into_iter().try_for_each(fs::remove_file).map_err(unreadable)?;
-        maker.keep(Kind::Template, &wanted.key(kernel, key), &draft)?;
+        maker.keep(Kind::Template, &wanted.key(&self.runner, kernel, key), &draft)?;
         Ok(measured)
     }
 
@@ -267,7 +267,8 @@ mod tests {
 
     use super::*;
     use crate::across::words::HELLO;
-    use crate::microvm::{identity, qemu::Qemu, sparse};
+    use crate::microvm::qemu::{Power, Qemu};
+    use crate::microvm::{identity, sparse};
 
     fn root(place: &Path) -> Root {
         let root = place.join("root");
@@ -282,8 +283,10 @@ mod tests {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
         let store = Store::open(Some(place.path().join("store"))).unwrap();
         let native = Arc::new(Native::new());
-        let driver = Arc::new(Qemu::open(Arc::clone(&native), store.program().unwrap()).unwrap());
-        let workshop = Workshop { store, native, driver: Arc::clone(&driver) as _ };
+        let helper = store.program().unwrap();
+        let driver = Qemu::open(Arc::clone(&native), Power::Software, helper).unwrap();
+        let (driver, runner) = (Arc::new(driver), "software".into());
+        let workshop = Workshop { store, native, driver: Arc::clone(&driver) as _, runner };
         let limits = Limits::default();
         let wanted = Wanted::of(root(place.path()), &limits);
         let begun = Instant::now();

@@ -46,6 +46,8 @@ const HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCESSES };
 pub struct Native {
     site: Site,
     own: OnceLock<Own>,
+    /// What of the host's devices its sandboxes are trusted with beyond those that all have.
+    devices: &'static [&'static str],
 }
 
 /// What its sandboxes are told that this machine is called, where the kernel's own answer would be that of
@@ -62,7 +64,7 @@ pub struct Own {
 
 impl Default for Native {
     fn default() -> Self {
-        Self { site: Site::new(NAME, HOUSE, Launcher::start), own: OnceLock::new() }
+        Self { site: Site::new(NAME, HOUSE, Launcher::start), own: OnceLock::new(), devices: &[] }
     }
 }
 
@@ -70,6 +72,12 @@ impl Native {
     /// A backend that has not touched anything yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A backend for programs that are trusted with these devices of the host's, by their names in `/dev`.
+    #[cfg(feature = "microvm")]
+    pub(crate) fn trusted_with(devices: &'static [&'static str]) -> Self {
+        Self { devices, ..Self::default() }
     }
 
     /// A backend for one sandbox, whose launcher gets ready from now on, while this process does
@@ -97,6 +105,7 @@ impl Native {
     ) -> Result<Launched> {
         let mut plan = plan::plan(id, admitted, self.site.holds_memory(group))?;
         plan.cgroup = group.map(Group::plan);
+        plan.devices = self.devices.iter().map(|device| (*device).to_owned()).collect();
         if let Some(own) = self.own.get() {
             plan::call_machine(&mut plan, own);
         }

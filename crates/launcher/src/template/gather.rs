@@ -64,8 +64,14 @@ const LINKS: &[(&str, &str)] = &[
 const OURS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
 
 /// Everything for one kind of root.
-pub(super) fn gather(root: &Root, uid: u32, gid: u32) -> Result<Vec<Item>, Failure> {
-    let mut items = devices()?;
+pub(super) fn gather(
+    root: &Root,
+    (uid, gid): (u32, u32),
+    further: &[String],
+) -> Result<Vec<Item>, Failure> {
+    let mut names: Vec<&str> = device_names().collect();
+    names.extend(further.iter().map(String::as_str));
+    let mut items = devices(&names)?;
     match root {
         Root::Host => {
             for directory in system() {
@@ -135,9 +141,9 @@ fn image_item(path: &Path, entry: &str) -> Result<Option<Item>, Failure> {
     Ok(Some(Item { target: Path::new("/").join(entry), what }))
 }
 
-fn devices() -> Result<Vec<Item>, Failure> {
+fn devices(names: &[&str]) -> Result<Vec<Item>, Failure> {
     let mut items = Vec::new();
-    for (device, _) in DEVICES {
+    for device in names {
         let target = Path::new("/dev").join(device);
         let tree = fs::clone_with(CWD, &name(&target), fs::DEVICE).at(Wall::Source, device)?;
         let what = What::Tree { tree, directory: false, layer: false };

@@ -45,6 +45,7 @@ struct Key {
     version: (u64, u64, i64, u64),
     uid: u32,
     gid: u32,
+    devices: Vec<String>,
     targets: Vec<(PathBuf, bool)>,
 }
 
@@ -97,7 +98,8 @@ impl Templates {
         if self.kept.len() >= KEPT {
             discard(&self.kept.remove(0)).at(Wall::Template, "an old prepared root")?;
         }
-        let items = ground.on_host(|| gather::gather(&key.root, key.uid, key.gid))?;
+        let items =
+            ground.on_host(|| gather::gather(&key.root, (key.uid, key.gid), &key.devices))?;
         self.made += 1;
         let path = format!("{ROOTS}/{}", self.made);
         lay(key, path, items)
@@ -113,7 +115,8 @@ fn key(ground: &Ground, plan: &LaunchPlan, mounts: &[Source]) -> Result<Key, Fai
     let mut targets: Vec<_> =
         kinds.map(|(mount, source)| (mount.target.clone(), source.directory)).collect();
     targets.push((plan.workspace_target.clone(), true));
-    Ok(Key { root: plan.root.clone(), version, uid: plan.uid, gid: plan.gid, targets })
+    let devices = plan.devices.clone();
+    Ok(Key { root: plan.root.clone(), version, uid: plan.uid, gid: plan.gid, devices, targets })
 }
 
 fn discard(template: &Template) -> Result<(), Errno> {

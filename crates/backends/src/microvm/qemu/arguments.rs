@@ -10,6 +10,15 @@ use crate::microvm::driver::Machine;
 /// What its compiled code may take.
 const CODE: u32 = 64;
 
+/// What executes the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::microvm) enum Power {
+    /// The host's processor, by KVM.
+    Processor,
+    /// QEMU itself.
+    Software,
+}
+
 /// Arguments, and the files that they name.
 pub(super) struct Order {
     pub words: Vec<String>,
@@ -27,16 +36,25 @@ pub(super) struct Ends<'a> {
 
 impl Order {
     /// What machines that are started and those that are continued have in common.
-    pub(super) fn new(program: &str, machine: &Machine, ends: Ends<'_>) -> std::io::Result<Self> {
+    pub(super) fn new(
+        program: &str,
+        power: Power,
+        machine: &Machine,
+        ends: Ends<'_>,
+    ) -> std::io::Result<Self> {
         let mut order = Self { words: vec![program.to_owned()], files: Vec::new() };
         let size = machine.memory.0;
         order.say(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         order.pair("-display", "none");
-        order.pair("-accel", format!("tcg,thread=single,tb-size={CODE}"));
+        let (accelerator, processor) = match power {
+            Power::Processor => ("kvm".into(), "host"),
+            Power::Software => (format!("tcg,thread=single,tb-size={CODE}"), "max"),
+        };
+        order.pair("-accel", accelerator);
         let parts =
             "acpi=on,rtc=off,pit=off,pic=off,isa-serial=on,suppress-vmdesc=on,memory-backend=ram";
         order.pair("-machine", format!("microvm,{parts}"));
-        order.pair("-cpu", "max");
+        order.pair("-cpu", processor);
         order.pair("-smp", machine.cpus.to_string());
         order.pair("-m", format!("{size}B"));
         let memory = order.give(ends.memory.try_clone_to_owned()?);
@@ -81,5 +99,42 @@ impl Order {
         let how = format!("format=raw,cache=unsafe,file.locking=off,readonly={access}");
         self.pair("-drive", format!("if=none,id=disk{number},file=/dev/fdset/{number},{how}"));
         self.pair("-device", format!("virtio-blk-device,drive=disk{number}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use stockade_core::Bytes;
+
+    use super::*;
+
+    fn words(power: Power) -> Vec<String> {
+        let machine = Machine {
+            kernel: "/kernel".into(),
+            initramfs: "/initramfs".into(),
+            command_line: String::new(),
+            memory: Bytes::mib(64),
+            cpus: 1,
+            cpu_rate: None,
+            disks: Vec::new(),
+        };
+        let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let memory = file();
+        let ends = Ends { pipe: file(), control: file(), memory: memory.as_fd(), shared: true };
+        Order::new("qemu", power, &machine, ends).unwrap().words
+    }
+
+    #[test]
+    fn the_processor_is_used_where_it_can_be_and_nothing_else_is_different() {
+        let (hard, soft) = (words(Power::Processor), words(Power::Software));
+        let different: Vec<_> =
+            hard.iter().zip(&soft).filter(|(one, other)| one != other).collect();
+        let soft = format!("tcg,thread=single,tb-size={CODE}");
+        assert_eq!(
+            different,
+            [(&"kvm".to_owned(), &soft), (&"host".to_owned(), &"max".to_owned())]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! QEMU's small machine, by software emulation: works anywhere, and claims nothing.
+//! QEMU's small machine: by the processor where KVM works, and else by software emulation, which works
+//! anywhere and claims nothing.
 
 mod arguments;
 mod cage;
@@ -28,6 +29,7 @@ use super::driver::{Driver, Machine, Saved, Vm};
 use super::{NAME, failed};
 use crate::linux::lock;
 use crate::native::Native;
+pub(super) use arguments::Power;
 use arguments::{Ends, Order};
 use cage::Caged;
 use memory::{Memories, Memory};
@@ -42,6 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The driver.
 pub(super) struct Qemu {
     native: Arc<Native>,
+    power: Power,
     /// What starts it inside its walls.
     helper: PathBuf,
     memories: Memories,
@@ -79,14 +82,16 @@ pub(super) fn program() -> Option<&'static Path> {
 }
 
 impl Qemu {
-    pub(super) fn open(native: Arc<Native>, helper: PathBuf) -> Result<Self> {
+    /// In these walls, which show it what its power needs.
+    pub(super) fn open(native: Arc<Native>, power: Power, helper: PathBuf) -> Result<Self> {
         if program().is_none() {
             let message = "qemu-system-x86_64 is not installed";
             return Err(Error::new(ErrorCode::Unavailable, "create", message)
                 .backend(NAME)
                 .remedy("install the package qemu-system-x86"));
         }
-        Ok(Self { native, helper, memories: Memories::default(), version: OnceCell::new() })
+        let (memories, version) = (Memories::default(), OnceCell::new());
+        Ok(Self { native, power, helper, memories, version })
     }
 
     async fn start(
@@ -106,7 +111,7 @@ impl Qemu {
             memory: memory.file().as_fd(),
             shared: matches!(memory, Ram::Shared(_)),
         };
-        let mut order = Order::new(PROGRAM, machine, ends).map_err(unusable)?;
+        let mut order = Order::new(PROGRAM, self.power, machine, ends).map_err(unusable)?;
         for (number, disk) in machine.disks.iter().enumerate() {
             let ways = if disk.read_only { &[false][..] } else { &[false, true] };
             let open = |write: &bool| File::options().read(true).write(*write).open(&disk.path);
@@ -147,7 +152,10 @@ fn no_memory(error: io::Error) -> Error {
 #[async_trait]
 impl Driver for Qemu {
     fn boundary(&self) -> Boundary {
-        Boundary::Emulated
+        match self.power {
+            Power::Processor => Boundary::Hardware,
+            Power::Software => Boundary::Emulated,
+        }
     }
 
     /// The kind of machine has no versions of its own: what it saves is that program's alone.
@@ -157,7 +165,8 @@ impl Driver for Qemu {
             asked.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
             let said = timeout(PATIENCE, asked.output()).await.map_err(io::Error::from)??;
             let said = String::from_utf8_lossy(&said.stdout);
-            Ok(said.lines().next().unwrap_or_default().escape_debug().to_string())
+            let said = said.lines().next().unwrap_or_default().escape_debug().to_string();
+            Ok(format!("{said}, {:?}", self.power))
         };
         let version = self.version.get_or_try_init(ask).await;
         version.cloned().map_err(|error: io::Error| {
