@@ -64,6 +64,8 @@ impl Watched {
 /// One execution that is held to its limits. Dropping it ends the watch.
 pub(crate) struct Watching {
     running: Arc<Running>,
+    /// What it may use of the processor.
+    cpu: Option<Span>,
     cpu_before: Span,
     ooms_before: u64,
     watch: AbortHandle,
@@ -80,6 +82,7 @@ impl Watching {
         let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), cpu_time));
         Self {
             running: Arc::clone(running),
+            cpu: cpu_time,
             cpu_before,
             ooms_before: running.oom_kills(),
             watch: watch.abort_handle(),
@@ -89,28 +92,42 @@ impl Watching {
     /// Names the limit that ended it, and says what it used.
     pub(crate) fn judge(&self, exit: Exit) -> Exit {
         self.watch.abort();
-        let limit = self.running.breached().or_else(|| self.limit_of(&exit.status));
-        let status = limit.map_or(exit.status, ExitStatus::LimitExceeded);
         let group = self.running.group.as_ref();
         let counted = group
             .and_then(Group::cpu_time)
             .map(|now| Span::millis(now.as_millis().saturating_sub(self.cpu_before.as_millis())));
+        let cpu_time = counted.or(exit.cpu_time);
+        let gone = Gone {
+            out_of_memory: self.running.oom_kills() > self.ooms_before,
+            out_of_time: self.cpu.is_some_and(|most| cpu_time.is_some_and(|used| used > most)),
+        };
+        let limit = self.running.breached().or_else(|| gone.limit_of(&exit.status));
         Exit {
-            status,
-            cpu_time: counted.or(exit.cpu_time),
+            status: limit.map_or(exit.status, ExitStatus::LimitExceeded),
+            cpu_time,
             peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),
             ..exit
         }
     }
+}
 
+/// What is known of an execution that has ended by itself or by the kernel.
+struct Gone {
+    out_of_memory: bool,
+    out_of_time: bool,
+}
+
+impl Gone {
+    /// The limit that its end tells of. The kernel kills for processor time too, where this side was not
+    /// there in time.
     fn limit_of(&self, status: &ExitStatus) -> Option<LimitKind> {
-        let out_of_memory = || self.running.oom_kills() > self.ooms_before;
         match status {
             ExitStatus::Signalled(signal) if *signal == SIGXCPU => Some(LimitKind::CpuTime),
             ExitStatus::Signalled(signal) if *signal == SIGXFSZ => Some(LimitKind::Disk),
-            ExitStatus::Signalled(Signal::KILL) | ExitStatus::Lost(_) if out_of_memory() => {
+            ExitStatus::Signalled(Signal::KILL) | ExitStatus::Lost(_) if self.out_of_memory => {
                 Some(LimitKind::Memory)
             }
+            ExitStatus::Signalled(Signal::KILL) if self.out_of_time => Some(LimitKind::CpuTime),
             ExitStatus::Signalled(_)
             | ExitStatus::Lost(_)
             | ExitStatus::Exited(_)
@@ -248,6 +265,19 @@ mod tests {
 
     fn millis(number: u64) -> Duration {
         Duration::from_millis(number)
+    }
+
+    #[test]
+    fn a_kill_is_told_by_what_was_used_up() {
+        let killed = ExitStatus::Signalled(Signal::KILL);
+        let limit = |out_of_memory, out_of_time| {
+            let gone = Gone { out_of_memory, out_of_time };
+            assert_eq!(gone.limit_of(&ExitStatus::Exited(0)), None);
+            gone.limit_of(&killed)
+        };
+        assert_eq!(limit(false, true), Some(LimitKind::CpuTime));
+        assert_eq!(limit(true, true), Some(LimitKind::Memory));
+        assert_eq!(limit(false, false), None);
     }
 
     #[test]
