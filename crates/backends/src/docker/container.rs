@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use stockade_agent::client::AgentClient;
 use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
 use tokio::io::AsyncWrite;
+use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 
 use super::socket::{is_missing, is_underway};
@@ -188,25 +189,29 @@ async fn kill(api: &Api, name: &str) {
 pub(super) enum Asker {
     /// Whoever has heard the engine's answer, or sees the container.
     Here,
-    /// Somebody who died, perhaps before the answer: the engine may still be at it.
-    Dead,
+    /// Somebody who was dead by then, and had perhaps no answer: the engine may still be at it.
+    DeadSince(Instant),
 }
 
 /// Removes a container, running or not, and waits until the engine has forgotten it.
 pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()> {
     let name = plan::name(id);
-    let begun = tokio::time::Instant::now();
-    let mut expected = asker == Asker::Dead;
+    let begun = Instant::now();
+    let mut expected = match asker {
+        Asker::Here => None,
+        Asker::DeadSince(then) => Some(then),
+    };
     loop {
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
         // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
         // the engine then says that it is at it.
         match api.remove_container(&name, Some(options)).await {
-            Ok(()) => expected = false,
-            Err(error) if is_missing(&error) && !(expected && begun.elapsed() < UNDERWAY) => {
-                return Ok(());
+            Ok(()) => expected = None,
+            Err(error) if is_missing(&error) => {
+                if expected.is_none_or(|since| since.elapsed() > UNDERWAY) {
+                    return Ok(());
+                }
             }
-            Err(error) if is_missing(&error) => {}
             Err(error) if is_underway(&error) => {}
             // A runtime may be unable to end what is paused.
             Err(error) if is_busy(&error) => drop(api.unpause_container(&name).await),

@@ -25,6 +25,7 @@ use stockade_core::{
     Sandbox, SandboxId,
 };
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
@@ -45,6 +46,9 @@ pub const NAME: BackendName = BackendName::literal("docker");
 /// How long the sweeping of what dead engines left may hold up whoever connects.
 const SWEEPING: Duration = Duration::from_secs(15);
 
+/// How soon whoever reaps several goes on with the next.
+const AT_IT: Duration = Duration::from_millis(500);
+
 /// What is said while an image is on its way.
 pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -60,6 +64,8 @@ struct Inner {
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
     asked: Mutex<HashMap<SandboxId, Option<String>>>,
+    /// When whoever reaps began to, and when it was last at it: makers of all that it reaps died before.
+    reaping: Mutex<Option<(Instant, Instant)>>,
     progress: Progress,
 }
 
@@ -96,6 +102,7 @@ impl Docker {
             turns: Turns::default(),
             running: Mutex::default(),
             asked: Mutex::default(),
+            reaping: Mutex::default(),
             progress,
         };
         Self { inner: Arc::new(inner) }
@@ -178,10 +185,22 @@ impl Inner {
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _turn = self.turns.take(id).await;
-        let here = lock(&self.asked).contains_key(id);
-        self.remove(id, if here { Asker::Here } else { Asker::Dead }).await?;
-        lock(&self.asked).remove(id);
-        Ok(())
+        if lock(&self.asked).contains_key(id) {
+            self.remove(id, Asker::Here).await?;
+            lock(&self.asked).remove(id);
+            return Ok(());
+        }
+        let removed = self.remove(id, Asker::DeadSince(self.reaping_since())).await;
+        self.reaping_since();
+        removed
+    }
+
+    /// Since when whoever reaps has been at it, so that it waits once for all that it reaps.
+    fn reaping_since(&self) -> Instant {
+        let (mut reaping, now) = (lock(&self.reaping), Instant::now());
+        let since = reaping.filter(|(_, last)| now - *last < AT_IT).map_or(now, |(since, _)| since);
+        *reaping = Some((since, now));
+        since
     }
 
     async fn remove(&self, id: &SandboxId, asker: Asker) -> Result<()> {
