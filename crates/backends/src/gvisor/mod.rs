@@ -193,7 +193,7 @@ impl Inner {
             written: Vec::new(),
             held,
         };
-        let running = self.site.note(id, built, admitted);
+        let running = self.site.note(id, built, admitted)?;
         Ok(Streams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
     }
 

@@ -83,7 +83,7 @@ pub(crate) fn no_launcher(backend: BackendName, error: std::io::Error) -> Error 
 
 /// The control group of a sandbox could not be made.
 pub(crate) fn no_group(backend: BackendName, error: std::io::Error) -> Error {
-    let message = "its control group cannot be made";
+    let message = "its control group cannot be made as it must be";
     Error::new(ErrorCode::WallMissing, "create", message).backend(backend).source(error)
 }
 

@@ -18,7 +18,7 @@ use stockade_core::{
 use super::cgroup::Group;
 use super::hold::Hold;
 use super::ready::readable;
-use super::{lock, tally};
+use super::{lock, no_group, tally};
 
 /// How long the kernel may take to end everything that was killed.
 const END_DEADLINE: Duration = Duration::from_secs(10);
@@ -85,6 +85,12 @@ impl Running {
             frozen: AtomicBool::new(false),
             held: Mutex::new(held),
         }
+    }
+
+    /// Holds it to its rate of the processor.
+    pub(super) fn pace(&self) -> Result<()> {
+        let (Some(rate), Some(group)) = (self.limits.cpu_rate, &self.group) else { return Ok(()) };
+        group.pace(rate).map_err(|error| no_group(self.backend.clone(), error))
     }
 
     /// Processor time used so far by everything in it.

@@ -100,17 +100,23 @@ impl Site {
         admitted: &Admitted,
         pipe: UnixStream,
     ) -> Result<(Arc<Running>, AgentClient)> {
-        let running = self.note(id, built, admitted);
+        let running = self.note(id, built, admitted)?;
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
         Ok((running, AgentClient::connect(pipe, DEADLINE).await?))
     }
 
-    /// Notes a sandbox that stands.
-    pub(crate) fn note(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
+    /// Notes a sandbox that stands, and holds it to its rate of the processor from now on.
+    pub(crate) fn note(
+        &self,
+        id: &SandboxId,
+        built: Built,
+        admitted: &Admitted,
+    ) -> Result<Arc<Running>> {
         let running = Arc::new(Running::new(id.clone(), built, admitted));
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
-        running
+        running.pace()?;
+        Ok(running)
     }
 
     /// Ends a sandbox that was built here, group and all. False if it was not.

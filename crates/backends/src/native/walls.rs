@@ -24,13 +24,14 @@ impl Native {
     /// Builds the walls and hands back the pipe to the agent, which has not said hello yet. As with
     /// `create`, nothing is left if it fails.
     pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
-        match self.erect(id, admitted).await {
-            Ok((built, pipe)) => Ok((Walls { running: self.site.note(id, built, admitted) }, pipe)),
-            Err(error) => {
-                self.destroy(id).await?;
-                Err(error)
-            }
+        let noted = self.erect(id, admitted).await.and_then(|(built, pipe)| {
+            let running = self.site.note(id, built, admitted)?;
+            Ok((Walls { running }, pipe))
+        });
+        if noted.is_err() {
+            self.destroy(id).await?;
         }
+        noted
     }
 
     /// Whom everything in a sandbox of this spec runs as.

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stockade_core::{Bytes, EffectiveLimits, SandboxId, Span};
+use stockade_core::{Bytes, EffectiveLimits, Millicores, SandboxId, Span};
 use stockade_launcher::Cgroup;
 
 /// What a backend's groups have in common.
@@ -103,7 +103,7 @@ impl Hierarchy {
         }
     }
 
-    /// Makes the group of a sandbox with its limits set.
+    /// Makes the group of a sandbox with its limits set, the rate of the processor aside.
     pub(crate) fn create(
         &self,
         id: &SandboxId,
@@ -212,6 +212,15 @@ impl Group {
         }
     }
 
+    /// Holds it to a rate of the processor, where that is the kernel's to do. Only what the guest runs
+    /// is to be slow: set from the start, its walls would be built at that pace.
+    pub(crate) fn pace(&self, rate: Millicores) -> io::Result<()> {
+        match self {
+            Self::V2(directory) => v2::pace(directory, rate),
+            Self::V1(directories) => directories.pace(rate),
+        }
+    }
+
     /// Asks the kernel to stop everything in it, or to let it go on.
     pub(crate) fn freeze(&self, stop: bool) -> io::Result<()> {
         let (file, word) = match self {
@@ -285,6 +294,14 @@ const FORCED: u64 = 256 << 10;
 /// Where the kernel has to draw the line, so that what was promised is never exceeded by a page.
 fn enforced(memory: Bytes) -> u64 {
     memory.0.saturating_sub(FORCED).max(memory.0 / 2)
+}
+
+/// How often processor time is dealt out, in microseconds.
+const PERIOD_US: u64 = 100_000;
+
+/// What a rate comes to in one period. The kernel takes no less than a millisecond.
+fn quota(rate: Millicores) -> u64 {
+    (u64::from(rate.0) * PERIOD_US / 1000).max(1000)
 }
 
 fn number(file: &Path) -> Option<u64> {

@@ -6,9 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stockade_core::{EffectiveLimits, SandboxId};
+use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{Controllers, House, enforced, make, make_below, mount_point, number};
+use super::{
+    Controllers, House, PERIOD_US, enforced, make, make_below, mount_point, number, quota,
+};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, share};
 
@@ -32,8 +34,6 @@ pub(crate) struct Directories {
     cpuacct: Option<PathBuf>,
     pub(super) freezer: Option<PathBuf>,
 }
-
-const PERIOD_US: u64 = 100_000;
 
 impl Base {
     pub(super) fn detect(house: House, mounts: &str) -> Option<Self> {
@@ -168,12 +168,13 @@ impl Directories {
                 (u64::from(processes) + own_processes).to_string(),
             )?;
         }
-        if let (Some(rate), Some(directory)) = (limits.cpu_rate, &self.cpu) {
-            let quota = (u64::from(rate.0) * PERIOD_US / 1000).max(1000);
-            fs::write(directory.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
-            fs::write(directory.join("cpu.cfs_quota_us"), quota.to_string())?;
-        }
         Ok(())
+    }
+
+    pub(super) fn pace(&self, rate: Millicores) -> io::Result<()> {
+        let Some(directory) = &self.cpu else { return Ok(()) };
+        fs::write(directory.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
+        fs::write(directory.join("cpu.cfs_quota_us"), quota(rate).to_string())
     }
 }
 

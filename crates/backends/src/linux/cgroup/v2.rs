@@ -10,9 +10,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stockade_core::{EffectiveLimits, SandboxId};
+use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{Controllers, House, enforced, keyed, make, make_below, micros, mount_point};
+use super::{
+    Controllers, House, PERIOD_US, enforced, keyed, make, make_below, micros, mount_point, quota,
+};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, number, share};
 
@@ -29,9 +31,6 @@ const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
 
 /// Where this process goes to make room.
 const ENGINE: &str = "stockade-engine";
-
-/// The period over which the share of processor time is measured out.
-const PERIOD_US: u64 = 100_000;
 
 impl Base {
     pub(super) fn detect(house: House, mounts: &str, own: &str) -> Result<Self, String> {
@@ -100,12 +99,13 @@ impl Base {
         if let (Some(processes), true) = (limits.processes, self.controllers.processes) {
             write("pids.max", (u64::from(processes) + self.own_processes).to_string())?;
         }
-        if let (Some(rate), true) = (limits.cpu_rate, self.controllers.cpu) {
-            let quota = u64::from(rate.0) * PERIOD_US / 1000;
-            write("cpu.max", format!("{} {PERIOD_US}", quota.max(1000)))?;
-        }
         Ok(())
     }
+}
+
+pub(super) fn pace(directory: &Path, rate: Millicores) -> io::Result<()> {
+    let file = directory.join("cpu.max");
+    if file.exists() { fs::write(file, format!("{} {PERIOD_US}", quota(rate))) } else { Ok(()) }
 }
 
 #[cfg(feature = "docker")]
