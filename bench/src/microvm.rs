@@ -21,6 +21,8 @@ use crate::native::spawn;
 use crate::table::{Row, print};
 
 const ROUNDS: usize = 20;
+/// How often a machine is started from nothing.
+const BOOTS: usize = 3;
 /// Commands in one sandbox for each that is made.
 const EACH: usize = 5;
 /// Copies that live at once.
@@ -77,12 +79,66 @@ async fn compare(dir: &Path) -> Measured {
         rows[2].add(begun.elapsed());
     }
     print(&mut rows);
+    booted(dir).await?;
     many(&engine, &spec).await?;
     captured(&engine, &spec, &dir.join("store")).await?;
     for mib in MIB {
         touched(&engine, &spec, mib).await?;
     }
     Ok(())
+}
+
+/// The first machine there ever was, which is packed, started, measured and saved; beside one that is
+/// started by hand and says a word.
+async fn booted(dir: &Path) -> Measured {
+    let first = dir.join("first");
+    fs::create_dir_all(first.join("bin"))?;
+    fs::copy("/bin/busybox", first.join("bin/busybox"))?;
+    fs::write(first.join("init"), "#!/bin/busybox sh\necho up\nexec /bin/busybox reboot -f\n")?;
+    spawn(Process::new("chmod").arg("755").arg(first.join("init")))?;
+    let pack = "find . | busybox cpio -o -H newc > ../initramfs 2> /dev/null";
+    spawn(Process::new("sh").args(["-c", pack]).current_dir(&first))?;
+    let mut rows = ["QEMU, booted", "prepared"].map(Row::new);
+    for round in 0..BOOTS {
+        let begun = Instant::now();
+        boot_by_hand(&dir.join("initramfs"))?;
+        rows[0].add(begun.elapsed());
+        let (root, cache) = (Some(dir.join("root")), Some(dir.join(format!("store-{round}"))));
+        let options = Options { root, cache, prepare: true, ..Options::default() };
+        let begun = Instant::now();
+        Microvm::new(options).probe().await;
+        rows[1].add(begun.elapsed());
+    }
+    print(&mut rows);
+    Ok(())
+}
+
+/// Returns when the first program has said a word.
+fn boot_by_hand(initramfs: &Path) -> Measured {
+    let kernels = fs::read_dir("/boot")?.flatten().map(|entry| entry.path());
+    let is_for_machines = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("vmlinuz-") && name.contains("-cloud-")
+    };
+    let kernel = kernels.into_iter().find(is_for_machines).ok_or("no kernel for machines")?;
+    // It has no clock to measure its own speed by: that is said.
+    let line = "console=ttyS0 quiet tsc_early_khz=2000000 lpj=8000000 no_timer_check reboot=t";
+    let mut qemu = Process::new("qemu-system-x86_64")
+        .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-cpu", "max"])
+        .args(["-accel", "tcg,thread=single", "-m", "1G", "-serial", "stdio"])
+        .args(["-machine", "microvm,acpi=on,rtc=off,pit=off,pic=off,isa-serial=on"])
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(initramfs)
+        .args(["-append", line])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let said = BufReader::new(qemu.stdout.take().ok_or("it says nothing")?);
+    let up = said.lines().map_while(Result::ok).any(|line| line.trim() == "up");
+    qemu.kill()?;
+    qemu.wait()?;
+    if up { Ok(()) } else { Err("it ended without a word".into()) }
 }
 
 /// Capturing an idle machine and continuing it, taking turns with the same by hand.

@@ -12,11 +12,16 @@ use rustix::mount::{MountFlags, mount};
 use rustix::process::{WaitOptions, wait};
 use rustix::system::{RebootCommand, finit_module, reboot};
 use stockade_backends::across::guest::{Identity, LINE, PORT, Ready};
+use stockade_backends::across::words::HELLO;
 use stockade_backends::native::Native;
+use tokio::sync::oneshot;
 
 use crate::base::{Base, IMAGE, ROOT};
+use crate::identity::{self, Papers};
+use crate::measure;
+use crate::serve::{self, Heard};
+use crate::streams::{self, Streams};
 use crate::vsock::Listener;
-use crate::{identity, measure, serve, streams};
 
 /// Where the modules lie, named in the order in which they are loaded.
 const MODULES: &str = "/modules";
@@ -119,31 +124,61 @@ pub async fn second(native: Native) -> io::Result<()> {
     let measured = Box::new(measure::anew(&native, &base).await);
     let mut ready = serde_json::to_vec(&Ready { measured })?;
     ready.push(b'\n');
+    let papers = Papers::prepare()?;
     // In here the machine is copied: what follows happens once in each copy.
-    let (told, pipe) = wait_to_be_copied(&ready)?;
-    let identity: Identity = serde_json::from_slice(&told)?;
-    identity::take(&identity)?;
+    let (copied, streams) = match open_port()? {
+        Some(port) => wait_at(port, &ready, papers)?,
+        None => wait_for_a_connection(&ready, papers)?,
+    };
+    let gone = |_| io::Error::other("whoever waits for the port is gone");
+    let (identity, papers) = copied.await.map_err(gone)??;
     native.call_machine(identity::own(&identity));
-    let (input, output) = streams::port(pipe)?;
-    serve::serve(native, Ok(base), input, output, None).await
+    serve::serve(native, Ok(base), streams, Heard::InACopy(papers)).await
 }
 
-/// Says that it is ready, and hears who it is now, by a port or by a socket if there is none.
-fn wait_to_be_copied(ready: &[u8]) -> io::Result<(Vec<u8>, File)> {
-    if let Some(mut port) = open_port()? {
-        port.write_all(ready)?;
-        return Ok((read_line(&mut port)?, port));
-    }
+/// Who a copy is, once it is one.
+type Copied = oneshot::Receiver<io::Result<(Identity, Papers)>>;
+
+/// Says that it is ready. The thread that waits for what the port brings is there before the machine is
+/// copied, and does in the copy what has to be done before anybody is answered.
+fn wait_at(mut port: File, ready: &[u8], papers: Papers) -> io::Result<(Copied, Streams)> {
+    let (tell, copied) = oneshot::channel();
+    let greet = move |port: &File| {
+        // Nobody may hear it any more: then the machine is about to end.
+        let _ = tell.send(awake(port, papers));
+    };
+    let streams = streams::port(port.try_clone()?, greet)?;
+    port.write_all(ready)?;
+    Ok((copied, streams))
+}
+
+/// The same by a socket. A connection does not survive the copying: the next one is the copy's own.
+fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, Streams)> {
     let listener = Listener::open().map_err(|error| at("nobody can speak to it", error))?;
     let mut pipe = listener.accept()?;
     pipe.write_all(ready)?;
-    loop {
-        match read_line(&mut pipe) {
-            Ok(told) => return Ok((told, pipe)),
-            // A connection does not survive the copying: the next one is the copy's own.
+    let told = loop {
+        match read_line(&pipe) {
+            Ok(told) => break told,
             Err(_) => pipe = listener.accept()?,
         }
-    }
+    };
+    let (tell, copied) = oneshot::channel();
+    let _ = tell.send(become_one(&told, &pipe, papers));
+    Ok((copied, streams::port(pipe, |_| {})?))
+}
+
+/// Hears who it is from now on.
+fn awake(port: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
+    become_one(&read_line(port)?, port, papers)
+}
+
+/// Becomes that, and says the first word.
+fn become_one(told: &[u8], mut pipe: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
+    let identity = serde_json::from_slice(told)?;
+    papers.take(&identity)?;
+    pipe.write_all(HELLO)?;
+    Ok((identity, papers))
 }
 
 /// The port of our name, whatever number the kernel gave it.
@@ -158,14 +193,17 @@ fn open_port() -> io::Result<Option<File>> {
     Ok(None)
 }
 
-fn read_line(port: &mut File) -> io::Result<Vec<u8>> {
-    let (mut line, mut byte) = (Vec::new(), [0]);
+/// One line, after which nothing comes until it is answered.
+fn read_line(mut port: &File) -> io::Result<Vec<u8>> {
+    let (mut line, mut piece) = (Vec::new(), [0; 1024]);
     while line.len() < LINE {
-        port.read_exact(&mut byte)?;
-        if byte[0] == b'\n' {
-            return Ok(line);
+        let read = port.read(&mut piece)?;
+        line.extend_from_slice(&piece[..read]);
+        match line.last() {
+            Some(b'\n') => return Ok(line),
+            _ if read == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => {}
         }
-        line.push(byte[0]);
     }
     Err(io::ErrorKind::InvalidData.into())
 }

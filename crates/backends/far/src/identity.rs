@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::system::sethostname;
@@ -14,35 +15,75 @@ use stockade_backends::native::Own;
 
 /// Where the files lie that sandboxes see in place of those that all copies have in common.
 const OWN: &str = "/run/own";
+const MACHINE_ID: &str = "machine-id";
+const BOOT_ID: &str = "boot-id";
 /// Takes what was added into use at once: RNDRESEEDCRNG.
 const RESEED: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(b'R', 7);
 
-/// Takes it on.
-pub fn take(identity: &Identity) -> io::Result<()> {
-    reseed(&unhex(&identity.seed)?)?;
-    sethostname(identity.hostname.as_bytes())?;
-    let now = Timespec {
-        tv_sec: i64::try_from(identity.clock / 1_000_000_000).map_err(io::Error::other)?,
-        tv_nsec: (identity.clock % 1_000_000_000) as i64,
-    };
-    clock_settime(ClockId::Realtime, now)?;
-    fs::create_dir_all(OWN)?;
-    let own = Path::new(OWN);
-    fs::write(own.join("machine-id"), format!("{}\n", identity.machine_id))?;
-    fs::write(own.join("boot-id"), format!("{}\n", dashed(&identity.boot_id)))
+/// What it takes to become somebody else, opened before the machine is copied: in software, every way
+/// through the kernel that a copy goes for the first time costs it milliseconds.
+pub struct Papers {
+    pool: File,
+    machine_id: File,
+    boot_id: File,
+    /// The names of this process and of the sandbox.
+    names: (File, Option<File>),
 }
 
-/// Has the sandbox of this process be called otherwise.
-pub fn rename(process: i32, hostname: &str) -> io::Result<()> {
-    let names = File::open(format!("/proc/{process}/ns/uts"))?;
-    let rename = || {
-        // This thread is there until it ends.
-        let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
-        rustix::thread::move_into_link_name_space(names.as_fd(), kind)?;
-        Ok(sethostname(hostname.as_bytes())?)
-    };
-    let ended = std::thread::scope(|scope| scope.spawn(rename).join());
-    ended.unwrap_or_else(|_| Err(io::Error::other("a thread ended")))
+impl Papers {
+    pub fn prepare() -> io::Result<Self> {
+        fs::create_dir_all(OWN)?;
+        let own = |name: &str| File::create(Path::new(OWN).join(name));
+        Ok(Self {
+            pool: File::options().write(true).open("/dev/urandom")?,
+            machine_id: own(MACHINE_ID)?,
+            boot_id: own(BOOT_ID)?,
+            names: (File::open("/proc/self/ns/uts")?, None),
+        })
+    }
+
+    /// There is a sandbox, whose first process this is.
+    pub fn know(&mut self, first: i32) -> io::Result<()> {
+        self.names.1 = Some(File::open(format!("/proc/{first}/ns/uts"))?);
+        Ok(())
+    }
+
+    /// Takes it on, and the sandbox with it if there is one.
+    pub fn take(&self, identity: &Identity) -> io::Result<()> {
+        self.reseed(&unhex(&identity.seed)?)?;
+        sethostname(identity.hostname.as_bytes())?;
+        let now = Timespec {
+            tv_sec: i64::try_from(identity.clock / 1_000_000_000).map_err(io::Error::other)?,
+            tv_nsec: (identity.clock % 1_000_000_000) as i64,
+        };
+        clock_settime(ClockId::Realtime, now)?;
+        // Always of one length: nothing of what was there before shows.
+        self.machine_id.write_all_at(format!("{:32.32}\n", identity.machine_id).as_bytes(), 0)?;
+        self.boot_id
+            .write_all_at(format!("{:36.36}\n", dashed(&identity.boot_id)).as_bytes(), 0)?;
+        self.rename(&identity.hostname)
+    }
+
+    /// Has the sandbox be called otherwise.
+    fn rename(&self, hostname: &str) -> io::Result<()> {
+        let (own, Some(sandbox)) = &self.names else { return Ok(()) };
+        let enter = |names: &File| {
+            let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
+            rustix::thread::move_into_link_name_space(names.as_fd(), kind)
+        };
+        enter(sandbox)?;
+        let renamed = sethostname(hostname.as_bytes());
+        // Nothing else runs on this thread meanwhile.
+        enter(own)?;
+        Ok(renamed?)
+    }
+
+    fn reseed(&self, seed: &[u8]) -> io::Result<()> {
+        (&self.pool).write_all(seed)?;
+        // SAFETY: this request takes no argument and returns nothing.
+        unsafe { rustix::ioctl::ioctl(&self.pool, rustix::ioctl::NoArg::<RESEED>::new()) }?;
+        Ok(())
+    }
 }
 
 /// What sandboxes are told of it.
@@ -50,17 +91,9 @@ pub fn own(identity: &Identity) -> Own {
     let own = Path::new(OWN);
     Own {
         hostname: identity.hostname.clone(),
-        machine_id: own.join("machine-id"),
-        boot_id: own.join("boot-id"),
+        machine_id: own.join(MACHINE_ID),
+        boot_id: own.join(BOOT_ID),
     }
-}
-
-fn reseed(seed: &[u8]) -> io::Result<()> {
-    let mut pool = File::options().write(true).open("/dev/urandom")?;
-    pool.write_all(seed)?;
-    // SAFETY: this request takes no argument and returns nothing.
-    unsafe { rustix::ioctl::ioctl(&pool, rustix::ioctl::NoArg::<RESEED>::new()) }?;
-    Ok(())
 }
 
 fn unhex(text: &str) -> io::Result<Vec<u8>> {

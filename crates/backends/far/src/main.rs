@@ -19,11 +19,13 @@ mod watch;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use stockade_backends::across::words::Said;
+use stockade_backends::across::words::{HELLO, Said};
 use stockade_backends::native::Native;
 use stockade_core::{Backend, Error, ErrorCode, Result, SandboxId};
 
 use base::Base;
+use serve::Heard;
+use tokio::io::AsyncWriteExt;
 
 /// The longest id, and a newline.
 const ID: u64 = 64;
@@ -68,8 +70,10 @@ fn main() -> ExitCode {
 }
 
 async fn serve_here(native: Native) -> std::io::Result<()> {
-    let (input, output) = (streams::input()?, streams::output()?);
-    serve::serve(native, Base::of_this_program(), input, output, Some(serve::SILENCE)).await
+    let (input, mut output) = (streams::input()?, streams::output()?);
+    output.write_all(HELLO).await?;
+    let heard = Heard::Within(serve::SILENCE);
+    serve::serve(native, Base::of_this_program(), (input, output), heard).await
 }
 
 /// One thing and no sandbox.

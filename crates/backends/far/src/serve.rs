@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::{Ask, HELLO, Tell};
+use stockade_backends::across::words::{Ask, Tell};
 use stockade_backends::native::Native;
 use stockade_core::Result;
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use crate::agent::PATIENCE;
 use crate::base::Base;
+use crate::identity::Papers;
 use crate::session::Session;
 use crate::streams::{Input, Output};
 use crate::watch::Watches;
@@ -75,15 +76,25 @@ pub enum Asked {
     Nonsense(serde_json::Error),
 }
 
-/// Serves one sandbox to whoever speaks at least once in so long. Nothing of it is left when this returns.
+/// How the other side is known to be there.
+pub enum Heard {
+    /// It speaks at least once in so long.
+    Within(Duration),
+    /// It cannot go without this one, which is a machine of its own.
+    InACopy(Papers),
+}
+
+/// Serves one sandbox to whoever has heard the first word. Nothing of it is left when this returns.
 pub async fn serve(
     native: Native,
     base: Result<Base>,
-    input: Input,
-    mut output: Output,
-    silence: Option<Duration>,
+    (input, output): (Input, Output),
+    heard: Heard,
 ) -> io::Result<()> {
-    output.write_all(HELLO).await?;
+    let (silence, papers) = match heard {
+        Heard::Within(silence) => (Some(silence), None),
+        Heard::InACopy(papers) => (None, Some(papers)),
+    };
     let (outbox, waiting) = mpsc::channel(WAITING);
     let (requests, asked) = mpsc::channel(WAITING);
     let (over, to_agent) = (Arc::new(Notify::new()), ToAgent::default());
@@ -98,7 +109,7 @@ pub async fn serve(
     };
     tokio::spawn(write(waiting, output, way, Arc::clone(&over)));
     tokio::spawn(reader.read(input, silence, Arc::clone(&over)));
-    let mut session = Session::new(native, base, (Outbox(outbox), ways), to_agent, watches);
+    let mut session = Session::new(native, base, (Outbox(outbox), ways), to_agent, watches, papers);
     tokio::select! {
         () = over.notified() => {}
         () = session.run(asked) => {}
@@ -147,7 +158,6 @@ struct Reader {
 impl Reader {
     async fn read(self, input: Input, silence: Option<Duration>, over: Arc<Notify>) {
         let mut input = BufReader::with_capacity(64 * 1024, input);
-        // For ever, where the other side cannot go without this one.
         let silence = silence.unwrap_or(Duration::MAX);
         while let Ok(Ok(Some(frame))) = timeout(silence, Frame::read(&mut input)).await {
             let went = match frame {

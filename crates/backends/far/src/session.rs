@@ -20,9 +20,10 @@ use tokio::task::JoinHandle;
 
 use crate::agent::{self, Carried};
 use crate::base::{Base, Place};
+use crate::identity::Papers;
+use crate::measure;
 use crate::serve::{Asked, Outbox, ToAgent, Way};
 use crate::watch::{Watches, say};
-use crate::{identity, measure};
 
 type Shared = Arc<Mutex<Tree>>;
 
@@ -51,6 +52,8 @@ pub struct Session {
     arriving: Option<Arriving>,
     packing: Option<JoinHandle<Result<(), TreeError>>>,
     watches: Arc<Watches>,
+    /// In a machine, which can be a copy of another one.
+    papers: Option<Papers>,
 }
 
 fn wrong(message: &str) -> Error {
@@ -73,6 +76,7 @@ impl Session {
         (out, ways): (Outbox, mpsc::Sender<Way>),
         to_agent: ToAgent,
         watches: Arc<Watches>,
+        papers: Option<Papers>,
     ) -> Self {
         Self {
             native,
@@ -89,6 +93,7 @@ impl Session {
             arriving: None,
             packing: None,
             watches,
+            papers,
         }
     }
 
@@ -220,6 +225,10 @@ impl Session {
             .map_err(|refusals| Error::refused("create", Some(known.backend.clone()), refusals))?;
         holds(&admitted, expected)?;
         let (walls, pipe) = self.native.walls(id, &admitted).await?;
+        if let Some(papers) = &mut self.papers {
+            let unknown = |error| wrong("what it is called cannot be changed").source(error);
+            papers.know(walls.first_process()).map_err(unknown)?;
+        }
         self.watches.stand(walls);
         self.carry(agent::carry(pipe, self.out.clone()))
     }
@@ -235,15 +244,16 @@ impl Session {
     /// This machine is a copy of another: somebody else from now on, for another side. What the guest runs
     /// goes on.
     async fn become_a_copy(&mut self, identity: &Identity, shared: bool) -> Result<Tell> {
-        let Some(carried) = self.carried.take() else { return Err(wrong("there is no sandbox")) };
+        let (Some(carried), true) = (self.carried.take(), self.papers.is_some()) else {
+            return Err(wrong("there is no machine with a sandbox"));
+        };
         match self.tree.take().filter(|_| shared) {
             Some(tree) => self.meet_again(tree)?,
             None => self.writable = false,
         }
         // Nothing that was under way reaches the other side, and nothing waits for it.
         let _ = self.ways.send(Way::Anew).await;
-        let renamed =
-            identity::take(identity).and_then(|()| self.watches.rename(&identity.hostname));
+        let renamed = self.papers.as_ref().map_or(Ok(()), |papers| papers.take(identity));
         let renewed = carried.renew(self.out.clone()).await;
         let gone = |error: FrameError| wrong("nobody hears").source(error);
         self.out.begin_anew().await.map_err(gone)?;

@@ -35,13 +35,18 @@ pub fn output() -> io::Result<Output> {
     }
 }
 
+/// Both directions of a connection.
+pub type Streams = (Input, Output);
+
 /// Both directions of a machine's port. By threads that wait for it: one read brings what one buffer of the
-/// host's held and no more, which whoever waits for readiness takes for the end of what there is.
-pub fn port(port: File) -> io::Result<(Input, Output)> {
+/// host's held and no more, which whoever waits for readiness takes for the end of what there is. The one
+/// that reads does something else first.
+pub fn port(port: File, first: impl FnOnce(&File) + Send + 'static) -> io::Result<Streams> {
     let (ours, theirs) = Socket::pair()?;
     let (inward, outward) = (port.try_clone()?, port);
     let (to, from) = (theirs.try_clone()?, theirs);
     std::thread::Builder::new().spawn(move || {
+        first(&inward);
         let _ = io::copy(&mut &inward, &mut &to);
         // Nobody speaks any more.
         let _ = to.shutdown(Shutdown::Both);

@@ -11,7 +11,6 @@ use stockade_backends::across::words::Tell;
 use stockade_backends::native::{Execution, Walls};
 use stockade_core::{Error, ErrorCode, ProcessControl, Result, Span};
 
-use crate::identity;
 use crate::serve::Outbox;
 
 /// The most executions that are watched at once.
@@ -67,12 +66,6 @@ impl Watches {
     /// The walls stand.
     pub fn stand(&self, walls: Walls) {
         self.lock().walls = Some(walls);
-    }
-
-    /// Has the sandbox be called otherwise.
-    pub fn rename(&self, hostname: &str) -> std::io::Result<()> {
-        let first = self.lock().walls.as_ref().map(Walls::first_process);
-        first.map_or(Ok(()), |first| identity::rename(first, hostname))
     }
 
     /// Holds an execution that is about to start to its limits. One that cannot be is not let run.

@@ -100,10 +100,12 @@ impl Site {
         admitted: &Admitted,
         pipe: UnixStream,
     ) -> Result<(Arc<Running>, AgentClient)> {
-        let running = self.note(id, built, admitted)?;
+        let running = self.insert(id, built, admitted);
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
-        Ok((running, AgentClient::connect(pipe, DEADLINE).await?))
+        let client = AgentClient::connect(pipe, DEADLINE).await?;
+        running.pace()?;
+        Ok((running, client))
     }
 
     /// Notes a sandbox that stands, and holds it to its rate of the processor from now on.
@@ -113,10 +115,15 @@ impl Site {
         built: Built,
         admitted: &Admitted,
     ) -> Result<Arc<Running>> {
-        let running = Arc::new(Running::new(id.clone(), built, admitted));
-        lock(&self.running).insert(id.clone(), Arc::clone(&running));
+        let running = self.insert(id, built, admitted);
         running.pace()?;
         Ok(running)
+    }
+
+    fn insert(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
+        let running = Arc::new(Running::new(id.clone(), built, admitted));
+        lock(&self.running).insert(id.clone(), Arc::clone(&running));
+        running
     }
 
     /// Ends a sandbox that was built here, group and all. False if it was not.

@@ -13,7 +13,7 @@ use crate::{Case, Kit, Verdict};
 
 pub(super) const CASES: &[Case] = &[
     case!("ten gigabytes of output are dropped beyond the cap, and counted", "C-12", flood)
-        .within(180),
+        .within(240),
     case!("a write to a closed output harms nobody", "C-12", after_close),
     case!("an exit is told though somebody holds the output open", "C-12", held_open),
     case!("an exit is told though somebody writes on and on", "C-12", held_and_flooded),

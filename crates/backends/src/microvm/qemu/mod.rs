@@ -8,7 +8,7 @@ mod qmp;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream as Socket;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,9 +16,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rustix::fs::ftruncate;
 use serde_json::{Value, json};
-use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result, SandboxId};
+use stockade_core::{Boundary, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::seal;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
@@ -139,12 +138,6 @@ fn stream(socket: Socket) -> io::Result<UnixStream> {
     UnixStream::from_std(socket)
 }
 
-fn sized(size: Bytes) -> io::Result<OwnedFd> {
-    let memory = memory::memfd()?;
-    ftruncate(&memory, size.0)?;
-    Ok(memory)
-}
-
 fn no_memory(error: io::Error) -> Error {
     failed("create", "the machine's memory cannot be had").source(error)
 }
@@ -175,7 +168,7 @@ impl Driver for Qemu {
     }
 
     async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
-        let memory = Ram::Shared(Arc::new(sized(machine.memory).map_err(no_memory)?));
+        let memory = Ram::Shared(Arc::new(memory::sized(machine.memory).map_err(no_memory)?));
         let vm = self.start(id, machine, memory, dir, |order| kernel(order, machine)).await?;
         Ok(Box::new(vm))
     }
@@ -187,15 +180,23 @@ impl Driver for Qemu {
         saved: &Saved,
         dir: &Path,
     ) -> Result<Box<dyn Vm>> {
-        let memory = Ram::Private(self.memories.of(saved).await.map_err(no_memory)?);
+        let memory = self.memories.of(saved, machine.memory).map_err(no_memory)?;
         let state = File::open(&saved.state).map_err(no_memory)?;
+        let mut number = 0;
         let incoming = |order: &mut Order| {
-            let number = order.give(state.into());
-            order.pair("-incoming", format!("fd:{number}"));
+            number = order.give(state.into());
+            order.pair("-incoming", "defer");
             order.pair("-serial", "null");
             Ok(())
         };
-        Ok(Box::new(self.start(id, machine, memory, dir, incoming).await?))
+        // It looks at its memory only when it is told to go on.
+        let ram = Ram::Private(Arc::clone(&memory));
+        let started = self.start(id, machine, ram, dir, incoming);
+        let (vm, filled) = tokio::join!(started, memory.filled());
+        let vm = vm?;
+        filled.map_err(no_memory)?;
+        vm.go_on_from(number).await?;
+        Ok(Box::new(vm))
     }
 }
 
@@ -215,6 +216,13 @@ impl QemuVm {
     async fn ask(&self, operation: &'static str, command: &str) -> Result<()> {
         let asked = self.control.lock().await.ask(command, Value::Null).await;
         asked.map(drop).map_err(|error| self.caged.complaint(operation, error))
+    }
+
+    /// Continues it from the state of its devices, which it has been handed as this file.
+    async fn go_on_from(&self, number: RawFd) -> Result<()> {
+        let state = json!({ "uri": format!("fd:{number}") });
+        let asked = self.control.lock().await.ask("migrate-incoming", state).await;
+        asked.map(drop).map_err(|error| self.caged.complaint("create", error))
     }
 
     /// Stops it and writes the state of its devices: everything but memory and disks.
