@@ -4,6 +4,7 @@
 //!
 //! What runs the machine is itself inside native walls, and is shown nothing of this host.
 
+mod cage;
 mod capture;
 mod create;
 mod driver;
@@ -23,6 +24,7 @@ mod store;
 mod template;
 mod touched;
 mod tsc;
+mod words;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -127,7 +129,7 @@ impl Inner {
     /// The driver that needs a processor which runs guests, if there is one.
     async fn firecracker(&self, settings: &firecracker::Settings) -> Result<Firecracker> {
         match self.kvm() {
-            Kvm::Works => Firecracker::open(settings.clone()).await,
+            Kvm::Works => Firecracker::open(settings.clone(), trusted_with_kvm()).await,
             lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {
                 Err(Error::new(ErrorCode::Unavailable, "create", lacking.to_string())
                     .backend(NAME)
@@ -136,11 +138,11 @@ impl Inner {
         }
     }
 
-    /// Those who pack roots are not trusted with what those who run machines need.
+    /// The driver that works anywhere, in walls that show it no more than it needs.
     fn qemu(&self, store: &Store) -> Result<Qemu> {
         let power = self.power();
         let native = match power {
-            Power::Processor => Arc::new(Native::trusted_with(&[KVM])),
+            Power::Processor => trusted_with_kvm(),
             Power::Software => Arc::clone(&self.native),
         };
         Qemu::open(native, power, store.program()?)
@@ -260,6 +262,11 @@ impl Inner {
         };
         self.swept.get_or_init(|| sweep).await;
     }
+}
+
+/// Walls for what runs machines by the processor. Those who pack roots are not trusted with that.
+fn trusted_with_kvm() -> Arc<Native> {
+    Arc::new(Native::trusted_with(&[KVM]))
 }
 
 fn not_prepared() -> Error {

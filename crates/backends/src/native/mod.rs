@@ -80,6 +80,12 @@ impl Native {
         Self { devices, ..Self::default() }
     }
 
+    /// Whether the kernel holds its sandboxes to a rate of the processor here.
+    #[cfg(feature = "microvm")]
+    pub(crate) fn holds_cpu_rate(&self) -> bool {
+        self.site.hierarchy().controllers().cpu
+    }
+
     /// A backend for one sandbox, whose launcher gets ready from now on, while this process does
     /// something else. Only in a process that has a single thread yet; elsewhere it is as any other.
     pub fn ahead() -> Self {

@@ -41,8 +41,8 @@ pub(super) enum Fault {
     Unaskable(#[source] hyper::http::Error),
 }
 
-/// A directory with sockets in it. They are reached through the descriptor: a path may be longer than
-/// a socket's name can be.
+/// A directory with sockets in it. They are reached through descriptors: a path may be longer than a
+/// socket's name can be, and a link that the process put in its place could lead anywhere.
 pub(super) struct Sockets(OwnedFd);
 
 impl Sockets {
@@ -52,7 +52,9 @@ impl Sockets {
     }
 
     pub(super) async fn connect(&self, name: &str) -> io::Result<UnixStream> {
-        UnixStream::connect(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd())).await
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = rustix::fs::openat(&self.0, name, flags, Mode::empty())?;
+        UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await
     }
 }
 

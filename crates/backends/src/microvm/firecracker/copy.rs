@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::ioctl_ficlone;
+use rustix::fs::{OFlags, ioctl_ficlone};
 
 use crate::microvm::sparse;
 
@@ -25,24 +25,41 @@ pub(super) fn to_new(from: &File, to: &Path, owner: Owner) -> io::Result<()> {
     Ok(())
 }
 
-/// Renames, or copies to another file system. The result is this process's own and nobody else's.
+/// Renames, or copies to another file system. The result is this process's own and nobody else's. What
+/// is moved may have been put there by somebody else: only a file is, and no link is followed.
 pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
-    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let file = File::open(from)?;
-    fchown(&file, Some(own.0), Some(own.1))?;
-    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))?;
     match fs::rename(from, to) {
+        // Looked at where nobody else can change it any more.
+        Ok(()) => owned(to).inspect_err(|_| drop(fs::remove_file(to))),
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-            to_new(&file, to, None)?;
+            to_new(&plain(from)?, to, None)?;
             fs::remove_file(from)
         }
-        renamed => renamed,
+        Err(error) => Err(error),
+    }
+}
+
+fn owned(path: &Path) -> io::Result<()> {
+    let file = plain(path)?;
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    fchown(&file, Some(own.0), Some(own.1))?;
+    Ok(rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))?)
+}
+
+/// Opens what is nothing but a file.
+fn plain(path: &Path) -> io::Result<File> {
+    // Without waiting: at a pipe there might be nobody else.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a file")),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -73,6 +90,27 @@ mod tests {
         let error = to_new(&from, &there, None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&there).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn what_is_not_a_file_stays_behind_and_no_link_is_followed() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let (here, other) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let precious = here.path().join("precious");
+        fs::write(&precious, "precious").unwrap();
+        fs::set_permissions(&precious, fs::Permissions::from_mode(0o644)).unwrap();
+        for there in [here.path(), other.path()] {
+            let (from, to) = (here.path().join("from"), there.join("to"));
+            std::os::unix::fs::symlink(&precious, &from).unwrap();
+            assert!(moved(&from, &to).is_err());
+            let _ = fs::remove_file(&from);
+            mknodat(CWD, &from, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+            assert!(moved(&from, &to).is_err());
+            let _ = fs::remove_file(&from);
+            assert!(fs::symlink_metadata(&to).is_err());
+        }
+        assert_eq!(fs::metadata(&precious).unwrap().mode() & 0o777, 0o644);
     }
 
     #[test]

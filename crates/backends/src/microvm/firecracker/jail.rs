@@ -1,5 +1,6 @@
 //! The directory that a Firecracker process sees as its own: the machine's, or below it the root of
-//! Firecracker's own jail. Everything a machine needs is put there under a plain name.
+//! Firecracker's own jail. Everything a machine needs is put there under a plain name, and nothing that
+//! the process made there is trusted.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -9,8 +10,9 @@ use std::process::Command;
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
+use super::api::{self, Sockets};
 use super::copy::{self, Owner};
-use super::{Jailer, api, disk_name, failed};
+use super::{Jailer, disk_name, failed};
 use crate::microvm::driver::Disk;
 
 /// Where a machine's process works.
@@ -22,11 +24,15 @@ pub(super) struct Place {
     jailer: Option<Jailer>,
 }
 
+/// Where native walls show what is not in that directory.
+const SHOWN: &str = "/stockade";
+
 /// A file that a machine needs, and its name there.
+#[derive(Clone)]
 pub(super) struct Shown {
-    file: PathBuf,
-    name: String,
-    writable: bool,
+    pub file: PathBuf,
+    pub name: String,
+    pub writable: bool,
 }
 
 impl Shown {
@@ -61,7 +67,7 @@ impl Place {
             return Ok(Self { id, root: base.clone(), base, jailer: None });
         };
         // The jailer follows links before it takes the name.
-        let binary = fs::canonicalize(binary).map_err(|error| misplaced(binary, error))?;
+        let binary = real(binary)?;
         let name = binary.file_name().unwrap_or_default();
         let root = base.join(name).join(id.as_str()).join("root");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&root);
@@ -70,8 +76,16 @@ impl Place {
         Ok(Self { id, root, base, jailer: Some(jailer.clone()) })
     }
 
+    pub(super) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
     pub(super) fn root(&self) -> &Path {
         &self.root
+    }
+
+    pub(super) fn sockets(&self) -> Result<Sockets> {
+        Sockets::of(&self.root).map_err(|error| misplaced(&self.root, error))
     }
 
     /// Whom files belong to that the process writes.
@@ -79,24 +93,15 @@ impl Place {
         self.jailer.as_ref().map(|jailer| (jailer.uid, jailer.gid))
     }
 
-    /// Starts Firecracker there. All its paths are names in that directory.
-    pub(super) fn command(&self, binary: &Path) -> Command {
-        let mut command = match &self.jailer {
-            None => Command::new(binary),
-            Some(jailer) => {
-                let mut command = Command::new(&jailer.binary);
-                command.arg("--exec-file").arg(binary);
-                command.arg("--chroot-base-dir").arg(&self.base);
-                command.args(["--uid", &jailer.uid.to_string(), "--gid", &jailer.gid.to_string()]);
-                command
-            }
-        };
-        // The jailer hands its own on.
+    /// Has the jailer start Firecracker there. All its paths are names in that directory.
+    pub(super) fn command(&self, jailer: &Jailer, binary: &Path) -> Command {
+        let mut command = Command::new(&jailer.binary);
+        command.arg("--exec-file").arg(binary);
+        command.arg("--chroot-base-dir").arg(&self.base);
+        command.args(["--uid", &jailer.uid.to_string(), "--gid", &jailer.gid.to_string()]);
+        // The jailer hands that on.
         command.args(["--id", self.id.as_str()]);
-        if self.jailer.is_some() {
-            command.arg("--");
-        }
-        command.args(["--api-sock", api::SOCKET]);
+        command.args(["--", "--api-sock", api::SOCKET]);
         command.current_dir(&self.root);
         command
     }
@@ -113,11 +118,21 @@ impl Place {
         let Shown { file, name, writable } = shown;
         let at = self.root.join(name);
         let put = match self.owner() {
-            None => fs::canonicalize(file).and_then(|file| symlink(file, &at)),
+            None => symlink(inside(name), &at),
             Some(owner) => put_in_jail(file, &at, *writable, owner),
         };
         put.map_err(|error| misplaced(file, error))
     }
+}
+
+/// Where native walls show a file of this name.
+pub(super) fn inside(name: &str) -> String {
+    format!("{SHOWN}/{name}")
+}
+
+/// A file behind all symbolic links.
+pub(super) fn real(file: &Path) -> Result<PathBuf> {
+    fs::canonicalize(file).map_err(|error| misplaced(file, error))
 }
 
 /// Whether a process runs this machine, by its arguments.

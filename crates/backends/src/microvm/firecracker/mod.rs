@@ -8,10 +8,11 @@
 mod api;
 mod copy;
 mod jail;
+mod jailed;
 mod process;
 mod version;
 mod vm;
-mod words;
+mod walls;
 
 #[cfg(test)]
 mod tests;
@@ -24,16 +25,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stockade_core::{Boundary, Bytes, Error, ErrorCode, Result, SandboxId};
+use stockade_core::{Boundary, Bytes, Error, ErrorCode, LimitKind, Result, SandboxId};
 
 use self::api::Method;
 use self::jail::{Place, Shown};
-use self::process::{Process, Spawn, Threaded};
+use self::jailed::{Jailed, Threaded};
+use self::process::{Inside, Process};
 use self::version::Version;
 use self::vm::{Base, Machinery};
 use super::NAME;
 use super::driver::{Driver, Machine, Saved, Vm};
+use crate::linux::limits::delegation_remedy;
 use crate::linux::{find, running};
+use crate::native::Native;
 
 /// How many processors Firecracker gives a machine at most.
 const MOST_CPUS: u32 = 32;
@@ -60,7 +64,7 @@ pub struct Settings {
     /// A custom CPU template, so that a saved machine fits other hosts too.
     #[serde(default)]
     pub cpu_template: Option<PathBuf>,
-    /// Firecracker's own jail, which only root can build. Absent: without.
+    /// Firecracker's own jail, which only root can build. Absent: native walls.
     #[serde(default)]
     pub jailer: Option<Jailer>,
 }
@@ -103,33 +107,40 @@ pub(super) struct Firecracker {
     patience: Patience,
     version: Version,
     template: Option<Value>,
-    spawn: Arc<dyn Spawn>,
+    around: Around,
+}
+
+/// What is built around its processes.
+enum Around {
+    Walls(Arc<Native>),
+    Jail(Jailer, Arc<Threaded>),
 }
 
 impl Firecracker {
-    /// Looks whether what the settings name can be used. Says nothing about KVM.
-    pub(super) async fn open(settings: Settings) -> Result<Self> {
-        let spawn = Threaded::start().map_err(|error| {
-            failed(ErrorCode::System, "create", "a thread for its machines cannot be had")
-                .source(error)
-        })?;
-        Self::with_patience(settings, Arc::new(spawn), PATIENCE).await
+    /// Looks whether what the settings name can be used. Says nothing about KVM. Without a jailer its
+    /// processes run in these walls, which show them what they need of the host's devices.
+    pub(super) async fn open(settings: Settings, native: Arc<Native>) -> Result<Self> {
+        Self::with_patience(settings, native, PATIENCE).await
     }
 
     async fn with_patience(
         settings: Settings,
-        spawn: Arc<dyn Spawn>,
+        native: Arc<Native>,
         patience: Patience,
     ) -> Result<Self> {
         let asked = |binary, name| version::of(binary, name, patience.soon);
         let version = asked(&settings.binary, "Firecracker").await?;
         version.is_new_enough()?;
-        if let Some(jailer) = &settings.jailer {
-            jail::needs_root()?;
-            version.is_that_of(asked(&jailer.binary, "Jailer").await?)?;
-        }
+        let around = match &settings.jailer {
+            None => Around::Walls(native),
+            Some(jailer) => {
+                jail::needs_root()?;
+                version.is_that_of(asked(&jailer.binary, "Jailer").await?)?;
+                Around::Jail(jailer.clone(), Arc::new(Threaded::start()?))
+            }
+        };
         let template = settings.cpu_template.as_deref().map(template).transpose()?;
-        Ok(Self { settings, patience, version, template, spawn })
+        Ok(Self { settings, patience, version, template, around })
     }
 
     /// A process that runs no machine yet, with what that will need in its directory.
@@ -139,11 +150,20 @@ impl Firecracker {
         machine: &Machine,
         mut files: Vec<Shown>,
     ) -> Result<Process> {
+        self.around.can_hold(machine)?;
         let disks = machine.disks.iter().enumerate();
         files.extend(disks.map(|(number, disk)| Shown::disk(number, disk)));
-        place.put(files).await?;
-        let command = place.command(&self.settings.binary);
-        Process::start(&self.spawn, machine, command, place.root(), self.patience).await
+        place.put(files.clone()).await?;
+        let (sockets, binary) = (place.sockets()?, &self.settings.binary);
+        let inside = match &self.around {
+            Around::Walls(native) => {
+                Inside::Walls(walls::start(native, place, machine, binary, &files).await?)
+            }
+            Around::Jail(jailer, threaded) => {
+                Inside::Jail(Jailed::start(threaded, place.command(jailer, binary)).await?)
+            }
+        };
+        Process::start(inside, sockets, self.patience).await
     }
 
     async fn configure(&self, process: &Process, machine: &Machine) -> Result<()> {
@@ -183,7 +203,26 @@ impl Firecracker {
     }
 }
 
-/// Ends whatever is there of a sandbox's machine, whoever started it.
+impl Around {
+    /// Whether there is something here that holds a machine to its share of processor time.
+    fn can_hold(&self, machine: &Machine) -> Result<()> {
+        let remedy = match self {
+            Self::Walls(native) if native.holds_cpu_rate() => return Ok(()),
+            Self::Walls(_) => delegation_remedy(LimitKind::CpuRate),
+            Self::Jail(..) => "take `jailer` out of `[microvm.firecracker]`".into(),
+        };
+        match machine.cpu_rate {
+            None => Ok(()),
+            Some(_) => {
+                let what = "nothing here holds it to a share of processor time";
+                Err(failed(ErrorCode::Unavailable, "create", what).remedy(remedy))
+            }
+        }
+    }
+}
+
+/// Ends whatever is there of a sandbox's machine in a jail, whoever started it. What runs in native walls
+/// ends with those.
 pub(super) async fn clear(id: &SandboxId) -> Result<()> {
     let runs = |pid: i32| jail::runs(pid, id);
     for pid in find::pids().filter(|pid| runs(*pid)) {
@@ -213,7 +252,8 @@ impl Driver for Firecracker {
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
         let files = vec![Shown::new(kernel, KERNEL), Shown::new(&machine.initramfs, INITRAMFS)];
         let process = self.start(&place, machine, files).await?;
-        self.configure(&process, machine).await?;
+        let configured = self.configure(&process, machine).await;
+        let process = process.or_end(configured).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::Nothing)))
     }
 
@@ -231,7 +271,9 @@ impl Driver for Firecracker {
             fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;
         let process = self.start(&place, machine, files).await?;
         let limit = self.patience.answer + vm::time_for(machine.memory);
-        process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await?;
+        let loaded =
+            process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await;
+        let process = process.or_end(loaded).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, Base::File(base))))
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,13 @@ pub(super) const VERSION: &str = "FAKE_VERSION";
 /// What was asked, one request a line; what was wrong with it.
 pub(super) const ASKED: &str = "asked";
 pub(super) const WRONG: &str = "wrong";
+/// How what it found in its directory begins, one file a line.
+pub(super) const FOUND: &str = "found";
+/// The paths that it is to look for, one a line, and what it saw.
+pub(super) const LOOK_FOR: &str = "look-for";
+pub(super) const SEEN: &str = "seen";
+/// The path to which it is to lead whoever comes for its files.
+pub(super) const LURE: &str = "lure";
 
 const PAGE: u64 = 4096;
 
@@ -166,7 +173,15 @@ impl Fake {
                 guest.pause(text(body, "state") == "Paused");
                 Ok(Value::Null)
             }
-            ("PUT", "/snapshot/create") => guest.save(body),
+            ("PUT", "/snapshot/create") => {
+                let saved = guest.save(body);
+                if self.is("lure", "") {
+                    let memory = text(body, "mem_file_path");
+                    fs::remove_file(memory).unwrap();
+                    symlink(fs::read_to_string(LURE).unwrap(), memory).unwrap();
+                }
+                saved
+            }
             ("PUT", "/snapshot/load") => self.load(&mut guest, body),
             ("GET", _) => Ok(json!({ "firecracker_version": "fake" })),
             _ => Ok(Value::Null),
@@ -185,6 +200,9 @@ impl Fake {
             readable(text(source, name))?;
         }
         guest.look_at_disks()?;
+        if self.is("look", "") {
+            look_around();
+        }
         let socket = guest.configured.get("/vsock").map(|body| text(body, "uds_path").to_owned());
         guest.started = true;
         guest.run();
@@ -213,6 +231,10 @@ impl Fake {
     /// Takes connections for the guest.
     fn listen(&'static self, socket: Option<String>) -> Answer {
         let Some(socket) = socket else { return Ok(Value::Null) };
+        if self.is("divert", "") {
+            symlink(fs::read_to_string(LURE).unwrap(), socket).unwrap();
+            return Ok(Value::Null);
+        }
         let listener = UnixListener::bind(&socket).map_err(|e| format!("{socket}: {e}"))?;
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -336,7 +358,29 @@ pub(super) fn contents(file: &File, size: u64) -> BTreeMap<u64, u8> {
 }
 
 fn readable(path: &str) -> Result<(), String> {
-    File::open(path).map(drop).map_err(|error| format!("{path}: {error}"))
+    let mut begins = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(32).read_to_end(&mut begins));
+    note(FOUND, &format!("{path} {}", begins.escape_ascii()));
+    read.map(drop).map_err(|error| format!("{path}: {error}"))
+}
+
+/// Tries what nobody in its place may have.
+fn look_around() {
+    let wanted = fs::read_to_string(LOOK_FOR).unwrap();
+    let files: Vec<_> = wanted.lines().map(|path| File::open(path).is_ok()).collect();
+    let interfaces = fs::read_to_string("/proc/net/dev").unwrap();
+    let interfaces = interfaces.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
+    let interfaces: Vec<_> = interfaces.collect();
+    let writable = |path: &&str| OpenOptions::new().append(true).open(path).is_ok();
+    let all = ["kernel", "initramfs", "disk0", "disk1", "/stockade/firecracker", ASKED];
+    let written: Vec<_> = all.into_iter().filter(writable).collect();
+    let shown = fs::read_dir("/stockade").unwrap().map(|entry| entry.unwrap().file_name());
+    let mut shown: Vec<_> = shown.map(|name| name.into_string().unwrap()).collect();
+    shown.sort();
+    let seen = json!({
+        "files": files, "interfaces": interfaces, "written": written, "shown": shown,
+    });
+    fs::write(SEEN, seen.to_string()).unwrap();
 }
 
 fn forever() -> ! {

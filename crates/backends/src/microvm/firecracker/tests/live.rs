@@ -11,6 +11,7 @@ use super::super::{Firecracker, Settings};
 use crate::microvm::driver::{Driver, Machine, Saved};
 use crate::microvm::initramfs::Initramfs;
 use crate::microvm::kvm::{self, Kvm};
+use crate::microvm::trusted_with_kvm;
 
 /// Any static program that stays will do as the guest's first process.
 const INIT: &str = "/bin/busybox";
@@ -53,15 +54,15 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
         cpu_rate: None,
         disks: Vec::new(),
     };
-    let driver = Firecracker::open(settings).await.unwrap();
-    let id: SandboxId = "live".parse().unwrap();
+    let driver = Firecracker::open(settings, trusted_with_kvm()).await.unwrap();
+    let [id, another]: [SandboxId; 2] = ["live", "liveclone"].map(|id| id.parse().unwrap());
     let vm = driver.boot(&id, &machine, &room("a")).await.unwrap();
     vm.pause().await.unwrap();
     vm.unpause().await.unwrap();
     let into = room("saved");
     vm.save(&into).await.unwrap();
     let saved = Saved::within(&into);
-    let clone = driver.resume(&id, &machine, &saved, &room("b")).await.unwrap();
+    let clone = driver.resume(&another, &machine, &saved, &room("b")).await.unwrap();
     clone.save(&room("again")).await.unwrap();
     for vm in [vm, clone] {
         vm.pause().await.unwrap();

@@ -1,14 +1,17 @@
 //! The driver against a program that stands in for Firecracker, and against Firecracker itself where
-//! there is one. The program is started, asked and killed like the real one; only what it does inside
-//! is made up.
+//! there is one. The program is started, asked and killed like the real one, inside native walls like
+//! the real one; only what it does inside is made up.
 
 mod fake;
 mod live;
+#[path = "../../../../../tck/tests/ordinary/mod.rs"]
+mod ordinary;
 mod schema;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -16,13 +19,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use stockade_core::{Boundary, Bytes, Error, ErrorCode, Millicores, SandboxId};
+use stockade_core::{Backend, Boundary, Bytes, Error, ErrorCode, Millicores, SandboxId};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::process::{Spawn, Threaded};
-use super::{Firecracker, Jailer, Patience, Settings};
+use super::{Firecracker, Jailer, Patience, Settings, jail};
+use crate::linux::find;
 use crate::microvm::driver::{Disk, Driver, Machine, Saved, Vm};
+use crate::native::Native;
 
 const NEWEST: &str = "1.16.1";
 const MEMORY: Bytes = Bytes::mib(4);
@@ -35,7 +39,8 @@ const SHORT: Duration = Duration::from_secs(2);
 /// A directory with a fake of its own in it.
 struct Rig {
     dir: TempDir,
-    id: SandboxId,
+    /// What the names of all its machines begin with. Nobody else's on this host do.
+    name: String,
     patience: Patience,
     jailed: bool,
 }
@@ -47,12 +52,17 @@ impl Rig {
 
     fn of(version: &str, mode: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let rig = Self { dir, id: new_id(), patience: PATIENCE, jailed: false };
+        let rig = Self { dir, name: new_name(), patience: PATIENCE, jailed: false };
         for name in ["kernel", "initramfs", "root.img", "work.img"] {
             fs::write(rig.path(name), name).unwrap();
         }
         rig.program("firecracker", &become_fake(version, mode));
         rig
+    }
+
+    /// The sandbox of the machine in this room.
+    fn id(&self, room: &str) -> SandboxId {
+        format!("{}{room}", self.name).parse().unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -87,12 +97,16 @@ impl Rig {
     }
 
     async fn open_with(&self, settings: Settings) -> Result<Firecracker, Error> {
-        let spawn: Arc<dyn Spawn> = Arc::new(Threaded::start().unwrap());
-        Firecracker::with_patience(settings, spawn, self.patience).await
+        Firecracker::with_patience(settings, Arc::new(Native::new()), self.patience).await
     }
 
     fn machine(&self) -> Machine {
-        let disk = |name, read_only| Disk { path: self.path(name), read_only };
+        // Inside walls the fake is made of what is shown there anyway.
+        let root = match self.jailed {
+            true => self.path("root.img"),
+            false => std::env::current_exe().unwrap(),
+        };
+        let disk = |path, read_only| Disk { path, read_only };
         Machine {
             kernel: self.path("kernel"),
             initramfs: self.path("initramfs"),
@@ -100,7 +114,7 @@ impl Rig {
             memory: MEMORY,
             cpus: 2,
             cpu_rate: None,
-            disks: vec![disk("root.img", true), disk("work.img", false)],
+            disks: vec![disk(root, true), disk(self.path("work.img"), false)],
         }
     }
 
@@ -111,12 +125,16 @@ impl Rig {
     }
 
     async fn boot(&self, room: &str) -> Result<Box<dyn Vm>, Error> {
-        self.open().await.unwrap().boot(&self.id, &self.machine(), &self.room(room)).await
+        self.boot_as(self.machine(), room).await
+    }
+
+    async fn boot_as(&self, machine: Machine, room: &str) -> Result<Box<dyn Vm>, Error> {
+        self.open().await.unwrap().boot(&self.id(room), &machine, &self.room(room)).await
     }
 
     async fn resume(&self, saved: &str, room: &str) -> Result<Box<dyn Vm>, Error> {
         let (saved, machine) = (Saved::within(&self.path(saved)), self.machine());
-        self.open().await.unwrap().resume(&self.id, &machine, &saved, &self.room(room)).await
+        self.open().await.unwrap().resume(&self.id(room), &machine, &saved, &self.room(room)).await
     }
 
     /// What a machine's process was asked, once it is certain that nothing of it was wrong.
@@ -137,6 +155,30 @@ impl Rig {
         saves.map(|(_, _, body)| body["snapshot_type"].as_str().unwrap().to_owned()).collect()
     }
 
+    /// The process of the machine in this room.
+    fn process(&self, room: &str) -> i32 {
+        let id = self.id(room);
+        let all: Vec<_> = find::pids().filter(|pid| jail::runs(*pid, &id)).collect();
+        let [pid] = all[..] else { panic!("one process, and not {all:?}") };
+        pid
+    }
+
+    /// What a machine's process found under a name in its directory: how it begins.
+    fn found(&self, room: &str, name: &str) -> String {
+        let found = fs::read_to_string(self.path(room).join(fake::FOUND)).unwrap();
+        let name = format!("{name} ");
+        found.lines().find_map(|line| line.strip_prefix(&name)).unwrap().to_owned()
+    }
+
+    /// What there is of its machines on this host.
+    async fn left(&self) -> Vec<String> {
+        left_of(&self.name, self.dir.path()).await
+    }
+
+    async fn gone(&self) {
+        gone(&self.name, self.dir.path()).await;
+    }
+
     /// The pages of a saved memory that hold anything, with what they hold.
     fn pages(&self, saved: &str) -> Vec<(u64, u8)> {
         let memory = fs::File::open(self.path(saved).join("memory")).unwrap();
@@ -145,11 +187,10 @@ impl Rig {
     }
 }
 
-/// One that nobody else has on this host: machines are found by it.
-fn new_id() -> SandboxId {
+fn new_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("fake{}x{number}", std::process::id()).parse().unwrap()
+    format!("fake{}x{number}y", std::process::id())
 }
 
 /// A script that is Firecracker to everybody who does not look inside.
@@ -158,21 +199,41 @@ fn become_fake(version: &str, mode: &str) -> String {
     let test = "microvm::firecracker::tests::fake::becomes_the_fake";
     format!(
         "[ \"$1\" = --version ] && {{ echo 'Firecracker v{version}'; exit 0; }}\n\
-         {}='{mode}' {}='{version}' exec '{}' --exact --ignored --nocapture {test} -- \"$@\"",
+         own=./disk0; [ -x $own ] || own='{}'\n\
+         {}='{mode}' {}='{version}' exec \"$own\" --exact --ignored --nocapture {test} -- \"$@\"",
+        own.display(),
         fake::MODE,
         fake::VERSION,
-        own.display(),
     )
 }
 
-/// The processes that work in this directory or below.
-fn processes_in(dir: &Path) -> Vec<i32> {
-    let dir = fs::canonicalize(dir).unwrap();
-    let works_there = |pid: &i32| {
-        fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(&dir))
-    };
-    crate::linux::find::pids().filter(works_there).collect()
+/// What there is on this host of machines whose names begin so and that work below this directory:
+/// processes, what shows any of it to somebody, walls and control groups.
+async fn left_of(name: &str, dir: &Path) -> Vec<String> {
+    let dir = dir.file_name().unwrap().to_str().unwrap().to_owned();
+    let read = |pid: i32, file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let has = |text: Vec<u8>, part: &str| String::from_utf8_lossy(&text).contains(part);
+    let processes = find::pids()
+        .filter(|pid| has(read(*pid, "cmdline"), name) || has(read(*pid, "mountinfo"), &dir))
+        .map(|pid| format!("process {pid}"));
+    let listed = Native::new().list().await.unwrap().into_iter();
+    let walls = listed.filter(|id| id.as_str().starts_with(name)).map(|id| format!("walls {id}"));
+    processes.chain(walls).collect()
 }
+
+async fn gone(name: &str, dir: &Path) {
+    let began = Instant::now();
+    loop {
+        let left = left_of(name, dir).await;
+        if left.is_empty() {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "they stay: {left:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+const NOTHING: [String; 0] = [];
 
 async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -239,8 +300,8 @@ async fn the_settings_give_another_kernel_and_a_cpu_template() {
         ..rig.settings()
     };
     let driver = rig.open_with(settings).await.unwrap();
-    let vm = driver.boot(&rig.id, &rig.machine(), &rig.room("a")).await.unwrap();
-    assert_eq!(fs::read(rig.path("a/kernel")).unwrap(), b"another kernel");
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &rig.room("a")).await.unwrap();
+    assert_eq!(rig.found("a", "kernel"), "another kernel");
     assert!(rig.paths("a").contains(&"PUT /cpu-config".to_owned()));
     vm.end().await.unwrap();
 }
@@ -301,7 +362,7 @@ async fn too_many_processors_are_refused_before_anything_starts() {
     let rig = Rig::new("");
     for cpus in [0, 33] {
         let machine = Machine { cpus, ..rig.machine() };
-        let booted = rig.open().await.unwrap().boot(&rig.id, &machine, &rig.path("a")).await;
+        let booted = rig.open().await.unwrap().boot(&rig.id("a"), &machine, &rig.path("a")).await;
         refused(booted, ErrorCode::Invalid, &["1 to 32"]);
     }
 }
@@ -415,13 +476,16 @@ async fn many_clones_of_one_snapshot_live_at_once_each_with_its_own_disk() {
     vm.save(&rig.room("saved")).await.unwrap();
     let driver = rig.open().await.unwrap();
     let mut clones = Vec::new();
-    for number in 0..3 {
+    for room in ["c0", "c1", "c2"] {
         let mut machine = rig.machine();
-        machine.disks[1].path = rig.path(&format!("work{number}.img"));
-        fs::write(&machine.disks[1].path, "its own").unwrap();
-        let (saved, dir) = (Saved::within(&rig.path("saved")), rig.room(&format!("c{number}")));
-        clones.push(driver.resume(&rig.id, &machine, &saved, &dir).await.unwrap());
-        assert_eq!(fs::read(dir.join("disk1")).unwrap(), b"its own");
+        let disk = rig.path(&format!("work-{room}.img"));
+        fs::write(&disk, format!("that of {room}")).unwrap();
+        machine.disks[1].path.clone_from(&disk);
+        let (saved, dir) = (Saved::within(&rig.path("saved")), rig.room(room));
+        clones.push(driver.resume(&rig.id(room), &machine, &saved, &dir).await.unwrap());
+        assert_eq!(rig.found(room, "disk1"), format!("that of {room}"));
+        // It is open: whoever wants it gone with its machine takes the name away.
+        fs::remove_file(disk).unwrap();
     }
     for clone in &clones {
         says_hello(&**clone).await;
@@ -430,7 +494,7 @@ async fn many_clones_of_one_snapshot_live_at_once_each_with_its_own_disk() {
     for vm in clones.into_iter().chain([vm]) {
         vm.end().await.unwrap();
     }
-    assert_eq!(processes_in(rig.dir.path()), [0; 0]);
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -451,7 +515,7 @@ async fn a_snapshot_that_is_not_there_is_told_by_its_path() {
     let rig = Rig::new("");
     rig.room("saved");
     refused(rig.resume("saved", "b").await, ErrorCode::Unavailable, &["saved/memory"]);
-    assert_eq!(processes_in(rig.dir.path()), [0; 0]);
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -463,8 +527,10 @@ async fn a_snapshot_that_was_cut_is_refused_by_firecracker_and_nothing_stays() {
     let memory = fs::File::options().write(true).open(rig.path("saved/memory")).unwrap();
     memory.set_len(4096).unwrap();
     let parts = ["`PUT /snapshot/load`", "400", "another size"];
-    refused(rig.resume("saved", "b").await, ErrorCode::WallMissing, &parts);
-    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    let (driver, saved) = (rig.open().await.unwrap(), Saved::within(&rig.path("saved")));
+    let resumed = driver.resume(&rig.id("b"), &rig.machine(), &saved, &rig.room("b")).await;
+    refused(resumed, ErrorCode::WallMissing, &parts);
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -517,8 +583,7 @@ async fn an_answer_to_connect_that_is_none_is_a_broken_protocol() {
 async fn a_machine_whose_process_died_is_gone_and_not_waited_for() {
     let rig = Rig::new("mute");
     let vm = rig.boot("a").await.unwrap();
-    let [pid] = processes_in(rig.dir.path())[..] else { panic!("one process") };
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let pid = rustix::process::Pid::from_raw(rig.process("a")).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     refused(vm.connect().await, ErrorCode::Gone, &["Firecracker ended"]);
     refused(vm.pause().await, ErrorCode::Unavailable, &["`PATCH /vm`", "cannot be reached"]);
@@ -530,9 +595,11 @@ async fn a_refusal_says_what_was_asked_what_was_answered_and_what_to_do() {
     let rig = Rig::new("refuse /boot-source");
     let parts =
         ["create on microvm", "asked for `PUT /boot-source`", "answered 400: Invalid [31mthing"];
-    let text = refused(rig.boot("a").await, ErrorCode::WallMissing, &parts);
+    let driver = rig.open().await.unwrap();
+    let booted = driver.boot(&rig.id("a"), &rig.machine(), &rig.room("a")).await;
+    let text = refused(booted, ErrorCode::WallMissing, &parts);
     assert!(text.matches('z').count() < 620, "{text}");
-    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -547,7 +614,7 @@ async fn an_answer_that_breaks_every_rule_is_an_error_and_nothing_worse() {
     for (mode, code, reason) in broken {
         let rig = Rig::new(&format!("{mode} /vsock"));
         refused(rig.boot("a").await, code, &["`PUT /vsock`", reason]);
-        wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+        assert_eq!(rig.left().await, NOTHING);
     }
 }
 
@@ -557,7 +624,7 @@ async fn silence_is_not_waited_out() {
     rig.patience.answer = SHORT;
     let parts = ["`PUT /actions`", "no answer within 2s"];
     refused(rig.boot("a").await, ErrorCode::TooSlow, &parts);
-    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -579,7 +646,7 @@ async fn a_process_that_never_listens_is_not_waited_for() {
     let mut rig = Rig::new("deaf");
     rig.patience.soon = SHORT;
     refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 2s"]);
-    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -587,7 +654,7 @@ async fn much_output_neither_stops_the_machine_nor_fills_an_error() {
     let rig = Rig::new("chatty");
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
-    assert!(vm.said().contains("the last words"), "{}", vm.said());
+    wait_until("it is heard to its end", || vm.said().contains("the last words")).await;
     vm.end().await.unwrap();
     let text = refused(vm.connect().await, ErrorCode::Gone, &["the last words"]);
     assert!(text.len() < 2000, "{}", text.len());
@@ -597,9 +664,10 @@ async fn much_output_neither_stops_the_machine_nor_fills_an_error() {
 async fn the_end_is_the_end_and_may_be_asked_for_twice() {
     let rig = Rig::new("");
     let vm = rig.boot("a").await.unwrap();
-    assert_eq!(processes_in(rig.dir.path()).len(), 1);
+    // Its process, and who started that: both are found.
+    assert!(rig.left().await.len() > 1);
     vm.end().await.unwrap();
-    assert_eq!(processes_in(rig.dir.path()), [0; 0]);
+    assert_eq!(rig.left().await, NOTHING);
     vm.end().await.unwrap();
 }
 
@@ -607,7 +675,19 @@ async fn the_end_is_the_end_and_may_be_asked_for_twice() {
 async fn a_machine_that_is_dropped_ends() {
     let rig = Rig::new("");
     drop(rig.boot("a").await.unwrap());
-    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    rig.gone().await;
+}
+
+#[tokio::test]
+async fn a_machine_that_is_dropped_ends_before_its_driver_does() {
+    let rig = Rig::new("");
+    let driver = rig.open().await.unwrap();
+    drop(driver.boot(&rig.id("a"), &rig.machine(), &rig.room("a")).await.unwrap());
+    let runs = || find::pids().any(|pid| jail::runs(pid, &rig.id("a")));
+    wait_until("its process is gone", || !runs()).await;
+    // What is not a process is left to whoever destroys the sandbox.
+    Native::new().destroy(&rig.id("a")).await.unwrap();
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]
@@ -617,30 +697,157 @@ async fn a_start_that_nobody_waits_for_leaves_nothing() {
         _ = rig.boot("a") => panic!("it is silent"),
         () = wait_until("it is asked", || rig.paths("a").iter().any(|path| path == "PUT /actions")) => {}
     }
-    wait_until("its process is gone", || processes_in(rig.dir.path()).is_empty()).await;
+    rig.gone().await;
 }
 
 #[tokio::test]
 async fn a_machine_is_found_and_ended_by_its_sandbox_whoever_started_it() {
     let rig = Rig::new("");
-    let other = new_id();
-    let driver = rig.open().await.unwrap();
-    let vm = rig.boot("a").await.unwrap();
-    let another = driver.boot(&other, &rig.machine(), &rig.room("b")).await.unwrap();
-    super::clear(&rig.id).await.unwrap();
-    assert_eq!(processes_in(&rig.path("a")), [0; 0]);
-    assert_eq!(processes_in(&rig.path("b")).len(), 1);
-    super::clear(&rig.id).await.unwrap();
-    vm.end().await.unwrap();
+    let (one, another) = (rig.boot("a").await.unwrap(), rig.boot("b").await.unwrap());
+    let somebody = Native::new();
+    for _ in 0..2 {
+        somebody.destroy(&rig.id("a")).await.unwrap();
+        assert!(find::pids().all(|pid| !jail::runs(pid, &rig.id("a"))));
+    }
+    says_hello(&*another).await;
+    one.end().await.unwrap();
     another.end().await.unwrap();
+    assert_eq!(rig.left().await, NOTHING);
+}
+
+/// What the kernel says of a process.
+fn status(pid: i32, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let found = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
+    found.unwrap_or_else(|| panic!("no {field} in {status}")).to_owned()
 }
 
 #[tokio::test]
-async fn a_share_of_processor_time_that_nothing_enforces_is_refused() {
+async fn the_process_is_without_rights_and_behind_a_filter_in_namespaces_of_its_own() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    let pid = rig.process("a");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(status(pid, set), "0000000000000000", "{set}");
+    }
+    assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
+    for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+        let of = |who: &str| fs::read_link(format!("/proc/{who}/ns/{kind}")).unwrap();
+        assert_ne!(of(&pid.to_string()), of("self"), "{kind}");
+    }
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_process_sees_nothing_of_the_host_but_what_its_machine_needs() {
+    let rig = Rig::new("look");
+    fs::write(rig.path("marker"), "of the host").unwrap();
+    let room = rig.room("a");
+    let (marker, own) = (rig.path("marker"), std::env::current_exe().unwrap());
+    let (marker, own) = (marker.to_str().unwrap(), own.to_str().unwrap());
+    fs::write(room.join(fake::LOOK_FOR), [marker, "../marker", own, "/etc/shadow"].join("\n"))
+        .unwrap();
+    let driver = rig.open().await.unwrap();
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &room).await.unwrap();
+    let seen: Value = serde_json::from_slice(&fs::read(room.join(fake::SEEN)).unwrap()).unwrap();
+    assert_eq!(seen["files"], serde_json::json!([false, false, false, false]));
+    assert_eq!(seen["interfaces"], serde_json::json!(["lo"]));
+    assert_eq!(seen["written"], serde_json::json!(["disk1", fake::ASKED]));
+    assert_eq!(
+        seen["shown"],
+        serde_json::json!(["disk0", "disk1", "firecracker", "initramfs", "kernel"])
+    );
+    vm.end().await.unwrap();
+}
+
+/// What a file of the control group of this sandbox says, wherever on this host the group is.
+fn in_group(id: &SandboxId, file: &str) -> Option<String> {
+    let mut todo = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(directory) = todo.pop() {
+        let told = fs::read_to_string(directory.join(file));
+        if directory.ends_with(id.as_str()) && told.is_ok() {
+            return told.ok();
+        }
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        todo.extend(directories.map(|entry| entry.path()));
+    }
+    None
+}
+
+#[tokio::test]
+async fn a_share_of_processor_time_is_held_by_the_walls_or_refused() {
     let rig = Rig::new("");
     let machine = Machine { cpu_rate: Some(Millicores(500)), ..rig.machine() };
-    let booted = rig.open().await.unwrap().boot(&rig.id, &machine, &rig.room("a")).await;
-    refused(booted, ErrorCode::Unavailable, &["cannot be started"]);
+    let booted = rig.boot_as(machine, "a").await;
+    if !Native::new().holds_cpu_rate() {
+        let reason = "nothing here holds it to a share of processor time";
+        refused(booted, ErrorCode::Unavailable, &[reason, "delegated"]);
+        return assert_eq!(rig.left().await, NOTHING);
+    }
+    let vm = booted.unwrap();
+    let of = |file: &str| in_group(&rig.id("a"), file);
+    let held = of("cpu.max").or_else(|| of("cpu.cfs_quota_us")).unwrap();
+    // Half of a period, which is a tenth of a second.
+    assert_eq!(held.split_whitespace().next(), Some("50000"));
+    vm.end().await.unwrap();
+    assert_eq!(of("cgroup.procs"), None);
+}
+
+#[tokio::test]
+async fn what_a_process_puts_in_the_place_of_a_snapshot_is_not_followed() {
+    let rig = Rig::new("lure");
+    fs::write(rig.path("precious"), "of the host").unwrap();
+    fs::set_permissions(rig.path("precious"), fs::Permissions::from_mode(0o644)).unwrap();
+    let room = rig.room("a");
+    fs::write(room.join(fake::LURE), rig.path("precious").to_str().unwrap()).unwrap();
+    let driver = rig.open().await.unwrap();
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &room).await.unwrap();
+    let saved = rig.room("saved");
+    refused(vm.save(&saved).await, ErrorCode::System, &["saved/memory"]);
+    assert_eq!(fs::read_dir(&saved).unwrap().count(), 0);
+    assert_eq!(fs::metadata(rig.path("precious")).unwrap().mode() & 0o777, 0o644);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_process_puts_in_the_place_of_its_socket_is_not_followed() {
+    let mut rig = Rig::new("divert");
+    rig.patience.connect = SHORT;
+    let other = UnixListener::bind(rig.path("other")).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let room = rig.room("a");
+    fs::write(room.join(fake::LURE), rig.path("other").to_str().unwrap()).unwrap();
+    let driver = rig.open().await.unwrap();
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &room).await.unwrap();
+    refused(vm.connect().await, ErrorCode::TooSlow, &["no answer within 2s"]);
+    assert_eq!(other.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_binary_that_cannot_be_executed_there_says_so() {
+    let rig = Rig::new("");
+    let driver = rig.open().await.unwrap();
+    fs::set_permissions(rig.path("firecracker"), fs::Permissions::from_mode(0o644)).unwrap();
+    let booted = driver.boot(&rig.id("a"), &rig.machine(), &rig.room("a")).await;
+    refused(booted, ErrorCode::Unavailable, &["ended before it listened", "it did not start"]);
+    assert_eq!(rig.left().await, NOTHING);
+}
+
+#[test]
+fn an_ordinary_user_has_the_same() {
+    let all = [
+        "every_snapshot_is_whole_though_only_what_changed_is_asked_for",
+        "the_process_is_without_rights_and_behind_a_filter_in_namespaces_of_its_own",
+        "the_process_sees_nothing_of_the_host_but_what_its_machine_needs",
+        "a_share_of_processor_time_is_held_by_the_walls_or_refused",
+        "the_end_is_the_end_and_may_be_asked_for_twice",
+        "a_machine_that_is_dropped_ends",
+    ];
+    for test in all {
+        ordinary::repeat(&format!("microvm::firecracker::tests::{test}"));
+    }
 }
 
 const ROOM: &str = "OWNER_ROOM";
@@ -651,9 +858,10 @@ async fn becomes_an_owner() {
     let Some(room) = std::env::var_os(ROOM) else { return };
     let rig = Rig::new("");
     let dir = PathBuf::from(room);
-    let _vm = rig.open().await.unwrap().boot(&rig.id, &rig.machine(), &dir).await.unwrap();
+    let _vm = rig.open().await.unwrap().boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     // Whole from the moment it can be seen.
-    fs::write(dir.join("draft"), rig.dir.path().to_str().unwrap()).unwrap();
+    let told = format!("{}\n{}", rig.name, rig.dir.path().display());
+    fs::write(dir.join("draft"), told).unwrap();
     fs::rename(dir.join("draft"), dir.join("ready")).unwrap();
     std::future::pending::<()>().await;
 }
@@ -668,11 +876,12 @@ async fn a_machine_dies_with_its_owner() {
         .spawn()
         .unwrap();
     wait_until("it is ready", || dir.path().join("ready").exists()).await;
-    let rig = fs::read_to_string(dir.path().join("ready")).unwrap();
-    assert_eq!(processes_in(dir.path()).len(), 1);
+    let told = fs::read_to_string(dir.path().join("ready")).unwrap();
+    let (name, rig) = told.split_once('\n').unwrap();
+    assert_ne!(left_of(name, dir.path()).await, NOTHING);
     owner.kill().unwrap();
     owner.wait().unwrap();
-    wait_until("its machine is gone", || processes_in(dir.path()).is_empty()).await;
+    gone(name, dir.path()).await;
     fs::remove_dir_all(rig).unwrap();
 }
 
@@ -690,7 +899,6 @@ exec ../../../../firecracker --id "$id" "$@"
 
 #[tokio::test]
 async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
-    use std::os::unix::fs::MetadataExt;
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can run Firecracker's jailer");
         return;
@@ -701,7 +909,7 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
     fs::set_permissions(rig.path("initramfs"), fs::Permissions::from_mode(0o600)).unwrap();
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
-    let jail = &format!("a/firecracker/{}/root", rig.id);
+    let jail = &format!("a/firecracker/{}/root", rig.id("a"));
     assert_eq!(rig.paths(jail).last().unwrap(), "PUT /actions");
     let of = |name: &str| fs::metadata(rig.path(name)).unwrap();
     // The same file, and now its: else what is written would be lost, or could not be.
@@ -718,6 +926,29 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
     assert_eq!(rig.pages("again"), [(0, 1), (1, 2)]);
     clone.end().await.unwrap();
     vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_in_a_jail_is_found_by_its_sandbox_and_held_to_no_share_of_processor_time() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can run Firecracker's jailer");
+        return;
+    }
+    let mut rig = Rig::new("");
+    rig.jailed = true;
+    rig.program("jailer", JAILER);
+    let machine = Machine { cpu_rate: Some(Millicores(500)), ..rig.machine() };
+    let reason = "nothing here holds it to a share of processor time";
+    refused(rig.boot_as(machine, "r").await, ErrorCode::Unavailable, &[reason, "`jailer`"]);
+    let (one, another) = (rig.boot("a").await.unwrap(), rig.boot("b").await.unwrap());
+    for _ in 0..2 {
+        super::clear(&rig.id("a")).await.unwrap();
+        assert!(find::pids().all(|pid| !jail::runs(pid, &rig.id("a"))));
+    }
+    says_hello(&*another).await;
+    one.end().await.unwrap();
+    another.end().await.unwrap();
+    assert_eq!(rig.left().await, NOTHING);
 }
 
 #[tokio::test]

@@ -1,0 +1,45 @@
+//! Firecracker inside native walls, where its own jailer is not asked for. All that it may write to is its
+//! machine's directory and disks; the rest of what a machine needs is shown to it file by file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use stockade_core::{Command, Result, SandboxSpec, Workspace};
+
+use super::api;
+use super::jail::{Place, Shown, inside, real};
+use crate::microvm::cage::{Cage, host_path, largest_disk, limits, shown};
+use crate::microvm::driver::Machine;
+use crate::native::Native;
+
+/// What Firecracker takes beside the guest's memory.
+const OVERHEAD: u64 = 128 << 20;
+/// What a saved machine takes on disk beside its memory.
+const STATE: u64 = 16 << 20;
+/// What the program is called inside.
+const PROGRAM: &str = "firecracker";
+
+/// Builds the walls and starts it in them, at its directory.
+pub(super) async fn start(
+    native: &Arc<Native>,
+    place: &Place,
+    machine: &Machine,
+    binary: &Path,
+    files: &[Shown],
+) -> Result<Cage> {
+    let mut mounts = vec![shown(&real(binary)?, &inside(PROGRAM), true)?];
+    for Shown { file, name, writable } in files {
+        mounts.push(shown(&real(file)?, &inside(name), !writable)?);
+    }
+    // The largest file that it writes to is a disk, or the memory of a machine that is saved.
+    let disk = machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE);
+    let spec = SandboxSpec {
+        workspace: Workspace::Local(host_path(place.root())?),
+        mounts,
+        limits: limits(machine, OVERHEAD, disk),
+        ..SandboxSpec::default()
+    };
+    let id = place.id().as_str();
+    let command = [&inside(PROGRAM), "--id", id, "--api-sock", api::SOCKET];
+    Cage::start(native, place.id(), &spec, &Command::program(command)).await
+}

@@ -1,0 +1,127 @@
+//! What the program that runs a machine writes to its standard streams, kept for people: the last of it,
+//! and no more. The guest's console ends there too, so nothing is ever decided by it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use stockade_core::{ExitStatus, ProcessEvent, ProcessEvents, StartFailure, StreamId};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+
+use crate::linux::lock;
+
+/// How much is kept of each stream.
+const MOST: usize = 4096;
+/// How much of that is shown.
+const SHOWN: usize = 600;
+/// How long somebody who failed may take to say why.
+const SOON: Duration = Duration::from_millis(200);
+
+/// Both streams of one process.
+pub(super) struct Words {
+    out: Kept,
+    err: Kept,
+    /// Closed when there will be no more.
+    ended: watch::Receiver<()>,
+}
+
+/// The last of one stream.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Words {
+    /// Reads from now on, so that nobody ever waits for somebody to read.
+    pub(super) fn listen(stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Self> {
+        let (out, err) = (Kept::default(), Kept::default());
+        let (open, ended) = watch::channel(());
+        for (stream, kept) in [(stdout, &out), (stderr, &err)] {
+            let from = pipe::Receiver::from_owned_fd(stream)?;
+            tokio::spawn(listen(from, kept.clone(), open.clone()));
+        }
+        Ok(Self { out, err, ended })
+    }
+
+    /// The same of a process inside walls, which tell what became of it.
+    pub(super) fn attend(events: Box<dyn ProcessEvents>) -> Self {
+        let (out, err) = (Kept::default(), Kept::default());
+        let (open, ended) = watch::channel(());
+        tokio::spawn(attend(events, out.clone(), err.clone(), open));
+        Self { out, err, ended }
+    }
+
+    /// Waits until there will be no more.
+    pub(super) async fn ended(&self) {
+        // Nothing is ever sent: an error is the end.
+        let _ = self.ended.clone().changed().await;
+    }
+
+    /// The last lines, in one that can be shown. Of the streams of a process that has ended: all that
+    /// it said.
+    pub(super) async fn last(&self) -> String {
+        let _ = tokio::time::timeout(SOON, self.ended()).await;
+        self.so_far()
+    }
+
+    /// The same without waiting for more.
+    pub(super) fn so_far(&self) -> String {
+        let said: Vec<String> = [&self.out, &self.err].iter().map(|kept| kept.text()).collect();
+        said.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join(" | ")
+    }
+}
+
+impl Kept {
+    fn add(&self, piece: &[u8]) {
+        let mut last = lock(&self.0);
+        last.extend_from_slice(piece);
+        let excess = last.len().saturating_sub(MOST);
+        last.drain(..excess);
+    }
+
+    fn text(&self) -> String {
+        let last = lock(&self.0);
+        let text = String::from_utf8_lossy(&last);
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let line: String = lines.collect::<Vec<_>>().join(" / ");
+        let shown: Vec<char> = line.chars().filter(|c| !c.is_control()).collect();
+        shown.iter().skip(shown.len().saturating_sub(SHOWN)).collect()
+    }
+}
+
+async fn listen(mut from: pipe::Receiver, kept: Kept, _open: watch::Sender<()>) {
+    let mut piece = [0; 1024];
+    while let Ok(count @ 1..) = from.read(&mut piece).await {
+        kept.add(&piece[..count]);
+    }
+}
+
+async fn attend(
+    mut events: Box<dyn ProcessEvents>,
+    out: Kept,
+    err: Kept,
+    _open: watch::Sender<()>,
+) {
+    while let Some(event) = events.next().await {
+        match event {
+            ProcessEvent::Output(StreamId::Stdout, data) => out.add(&data),
+            ProcessEvent::Output(StreamId::Stderr, data) => err.add(&data),
+            ProcessEvent::Exit(exit) => return err.add(why(&exit.status).as_bytes()),
+        }
+    }
+}
+
+/// What it could not say itself of its end.
+fn why(status: &ExitStatus) -> String {
+    match status {
+        ExitStatus::StartFailed(
+            StartFailure::NotFound(what)
+            | StartFailure::NotExecutable(what)
+            | StartFailure::BadDirectory(what)
+            | StartFailure::NoResources(what),
+        ) => format!("\nit did not start: {what}"),
+        ExitStatus::LimitExceeded(limit) => format!("\nit went beyond its limit: {limit}"),
+        ExitStatus::Exited(_) | ExitStatus::Signalled(_) | ExitStatus::Lost(_) => String::new(),
+    }
+}
