@@ -106,8 +106,11 @@ async fn booted(dir: &Path) -> Measured {
         let (root, cache) = (Some(dir.join("root")), Some(dir.join(format!("store-{round}"))));
         let options = Options { root, cache, prepare: true, ..Options::default() };
         let begun = Instant::now();
-        Microvm::new(options).probe().await;
+        let measured = Microvm::new(options).probe().await;
         rows[1].add(begun.elapsed());
+        if let Some((reason, _)) = measured.unavailable {
+            return Err(reason.into());
+        }
     }
     print(&mut rows);
     Ok(())
@@ -120,7 +123,7 @@ fn boot_by_hand(initramfs: &Path) -> Measured {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("vmlinuz-") && name.contains("-cloud-")
     };
-    let kernel = kernels.into_iter().find(is_for_machines).ok_or("no kernel for machines")?;
+    let kernel = kernels.filter(is_for_machines).max().ok_or("no kernel for machines")?;
     // It has no clock to measure its own speed by: that is said.
     let line = "console=ttyS0 quiet tsc_early_khz=2000000 lpj=8000000 no_timer_check reboot=t";
     let mut qemu = Process::new("qemu-system-x86_64")

@@ -136,15 +136,18 @@ fn groups(below: &std::path::Path, id: &SandboxId) -> Vec<std::path::PathBuf> {
 async fn walls_are_not_built_at_the_guests_pace() {
     let (engine, _state) = engine().await;
     let mut spec = SandboxSpec::default();
-    spec.limits.cpu_rate = Some(Millicores(1));
-    spec.without.insert(Feature::CpuRateLimit);
+    spec.limits.cpu_rate = Some(Millicores(10));
+    if !engine.detect().await.iter().any(|native| native.has(Feature::CpuRateLimit)) {
+        println!("skipped: nothing here holds a sandbox to a rate of the processor");
+        return;
+    }
     // Whether a short excess is noticed depends on where in it the kernel looks.
     for _ in 0..5 {
         let id = engine.create(spec.clone()).await.unwrap();
-        for group in groups("/sys/fs/cgroup".as_ref(), &id) {
-            let told = std::fs::read_to_string(group.join("cpu.stat")).unwrap_or_default();
-            assert!(!told.contains("nr_throttled") || told.contains("nr_throttled 0\n"), "{told}");
-        }
+        let told = groups("/sys/fs/cgroup".as_ref(), &id).into_iter();
+        let told = told.filter_map(|group| std::fs::read_to_string(group.join("cpu.stat")).ok());
+        let told: Vec<_> = told.filter(|told| told.contains("nr_throttled")).collect();
+        assert!(!told.is_empty() && told.iter().all(|told| told.contains("nr_throttled 0\n")));
     }
     engine.close().await.unwrap();
 }

@@ -127,7 +127,7 @@ pub async fn second(native: Native) -> io::Result<()> {
     let papers = Papers::prepare()?;
     // In here the machine is copied: what follows happens once in each copy.
     let (copied, streams) = match open_port()? {
-        Some(port) => wait_at(port, &ready, papers)?,
+        Some(port) => wait_at(port, ready, papers)?,
         None => wait_for_a_connection(&ready, papers)?,
     };
     let gone = |_| io::Error::other("whoever waits for the port is gone");
@@ -139,17 +139,16 @@ pub async fn second(native: Native) -> io::Result<()> {
 /// Who a copy is, once it is one.
 type Copied = oneshot::Receiver<io::Result<(Identity, Papers)>>;
 
-/// Says that it is ready. The thread that waits for what the port brings is there before the machine is
-/// copied, and does in the copy what has to be done before anybody is answered.
-fn wait_at(mut port: File, ready: &[u8], papers: Papers) -> io::Result<(Copied, Streams)> {
+/// Says that it is ready, by the thread that waits for what the port brings: it is there before the machine
+/// is copied, and does in the copy what has to be done before anybody is answered.
+fn wait_at(port: File, ready: Vec<u8>, papers: Papers) -> io::Result<(Copied, Streams)> {
     let (tell, copied) = oneshot::channel();
-    let greet = move |port: &File| {
+    let greet = move |mut port: &File| {
+        let told = port.write_all(&ready).and_then(|()| read_line(port));
         // Nobody may hear it any more: then the machine is about to end.
-        let _ = tell.send(awake(port, papers));
+        let _ = tell.send(told.and_then(|told| become_one(&told, port, papers)));
     };
-    let streams = streams::port(port.try_clone()?, greet)?;
-    port.write_all(ready)?;
-    Ok((copied, streams))
+    Ok((copied, streams::port(port, greet)?))
 }
 
 /// The same by a socket. A connection does not survive the copying: the next one is the copy's own.
@@ -168,12 +167,7 @@ fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, St
     Ok((copied, streams::port(pipe, |_| {})?))
 }
 
-/// Hears who it is from now on.
-fn awake(port: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
-    become_one(&read_line(port)?, port, papers)
-}
-
-/// Becomes that, and says the first word.
+/// Becomes who it is told to be, and says the first word.
 fn become_one(told: &[u8], mut pipe: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
     let identity = serde_json::from_slice(told)?;
     papers.take(&identity)?;

@@ -73,8 +73,10 @@ impl Papers {
         };
         enter(sandbox)?;
         let renamed = sethostname(hostname.as_bytes());
-        // Nothing else runs on this thread meanwhile.
-        enter(own)?;
+        // Nothing else runs on this thread meanwhile, and nothing may if there is no way back.
+        if enter(own).is_err() {
+            std::process::abort();
+        }
         Ok(renamed?)
     }
 

@@ -244,9 +244,10 @@ impl Session {
     /// This machine is a copy of another: somebody else from now on, for another side. What the guest runs
     /// goes on.
     async fn become_a_copy(&mut self, identity: &Identity, shared: bool) -> Result<Tell> {
-        let (Some(carried), true) = (self.carried.take(), self.papers.is_some()) else {
-            return Err(wrong("there is no machine with a sandbox"));
-        };
+        if self.papers.is_none() {
+            return Err(wrong("this is no machine of its own"));
+        }
+        let Some(carried) = self.carried.take() else { return Err(wrong("there is no sandbox")) };
         match self.tree.take().filter(|_| shared) {
             Some(tree) => self.meet_again(tree)?,
             None => self.writable = false,

@@ -72,12 +72,11 @@ impl Watches {
     pub fn begin(&self, execution: u32, cpu_time: Option<Span>) {
         let killer = Killer { out: self.out.clone(), execution };
         let state = &mut *self.lock();
-        match state.walls.as_ref().filter(|_| state.executions.len() < EXECUTIONS) {
-            Some(walls) => {
-                let control: Arc<dyn ProcessControl> = Arc::new(killer);
-                state.executions.insert(execution, walls.watch(&control, cpu_time));
-            }
-            None => drop(tokio::spawn(async move { killer.kill().await })),
+        let control: Arc<dyn ProcessControl> = Arc::new(killer);
+        let walls = state.walls.as_ref().filter(|_| state.executions.len() < EXECUTIONS);
+        match walls.map(|walls| walls.watch(&control, cpu_time)) {
+            Some(Ok(watched)) => drop(state.executions.insert(execution, watched)),
+            Some(Err(_)) | None => drop(tokio::spawn(async move { control.kill().await })),
         }
     }
 

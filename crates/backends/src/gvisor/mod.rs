@@ -157,6 +157,7 @@ impl Inner {
         let child = child.map_err(|error| not_started(error, String::new()))?;
         let streams = self.keep(id, child, (group, held), admitted)?;
         let (running, client) = greet(streams).await?;
+        running.pace()?;
         Ok(LinuxSandbox {
             running,
             client,
@@ -193,7 +194,7 @@ impl Inner {
             written: Vec::new(),
             held,
         };
-        let running = self.site.note(id, built, admitted)?;
+        let running = self.site.note(id, built, admitted);
         Ok(Streams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Running {
     pub backend: BackendName,
     pub group: Option<Group>,
     pub limits: EffectiveLimits,
+    /// Whether its group is what holds it to its rate of the processor.
+    pub paced: bool,
     /// The host directories that are written to.
     pub written: Vec<PathBuf>,
     breached: AtomicU8,
@@ -80,6 +82,7 @@ impl Running {
             backend,
             group,
             limits: *admitted.limits(),
+            paced: false,
             written,
             breached: AtomicU8::new(u8::MAX),
             frozen: AtomicBool::new(false),
@@ -87,9 +90,10 @@ impl Running {
         }
     }
 
-    /// Holds it to its rate of the processor.
-    pub(super) fn pace(&self) -> Result<()> {
-        let (Some(rate), Some(group)) = (self.limits.cpu_rate, &self.group) else { return Ok(()) };
+    /// Holds it to its rate of the processor from now on. Idempotent.
+    pub(crate) fn pace(&self) -> Result<()> {
+        let rate = self.limits.cpu_rate.filter(|_| self.paced);
+        let (Some(rate), Some(group)) = (rate, &self.group) else { return Ok(()) };
         group.pace(rate).map_err(|error| no_group(self.backend.clone(), error))
     }
 

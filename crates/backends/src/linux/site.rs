@@ -92,7 +92,7 @@ impl Site {
         UnixStream::pair().map_err(|error| no_pipe(self.backend.clone(), error))
     }
 
-    /// Notes a sandbox that stands, and waits for its agent's first word.
+    /// Notes a sandbox that stands, waits for its agent's first word, and holds it to its pace from then on.
     pub(crate) async fn open(
         &self,
         id: &SandboxId,
@@ -100,7 +100,7 @@ impl Site {
         admitted: &Admitted,
         pipe: UnixStream,
     ) -> Result<(Arc<Running>, AgentClient)> {
-        let running = self.insert(id, built, admitted);
+        let running = self.note(id, built, admitted);
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
         let client = AgentClient::connect(pipe, DEADLINE).await?;
@@ -108,20 +108,11 @@ impl Site {
         Ok((running, client))
     }
 
-    /// Notes a sandbox that stands, and holds it to its rate of the processor from now on.
-    pub(crate) fn note(
-        &self,
-        id: &SandboxId,
-        built: Built,
-        admitted: &Admitted,
-    ) -> Result<Arc<Running>> {
-        let running = self.insert(id, built, admitted);
-        running.pace()?;
-        Ok(running)
-    }
-
-    fn insert(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
-        let running = Arc::new(Running::new(id.clone(), built, admitted));
+    /// Notes a sandbox that stands. Before the guest runs anything in it, it has to be held to its pace.
+    pub(crate) fn note(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
+        let mut running = Running::new(id.clone(), built, admitted);
+        running.paced = self.hierarchy().controllers().cpu;
+        let running = Arc::new(running);
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
         running
     }

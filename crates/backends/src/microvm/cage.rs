@@ -41,7 +41,11 @@ impl Cage {
         let inside = native.create(id, &admitted).await?;
         // It runs for as long as its machine.
         let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
-        let Process { events, control } = inside.spawn(program, &limits).await?;
+        let spawned = inside.spawn(program, &limits).await;
+        if spawned.is_err() {
+            native.destroy(id).await?;
+        }
+        let Process { events, control } = spawned?;
         Ok(Self {
             native: Arc::clone(native),
             id: id.clone(),
@@ -57,7 +61,7 @@ impl Cage {
     }
 }
 
-/// What it is held to: the guest's memory and what it takes itself, the guest's share of processor time,
+/// What it is held to: the guest's memory and what it takes itself, the machine's share of processor time,
 /// and this much on disk.
 pub(super) fn limits(machine: &Machine, overhead: u64, disk: u64) -> Limits {
     Limits {

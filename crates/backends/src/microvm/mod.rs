@@ -2,7 +2,7 @@
 //! walls that it builds anywhere, and speaks as another host would. Every machine is a copy of one that
 //! was started once. `docs/backends/microvm.md` says what this does not protect from.
 //!
-//! What runs the machine is itself inside native walls, and is shown nothing of this host.
+//! What runs the machine is itself inside native walls, and is shown little of this host; or in a jail of its own.
 
 mod cage;
 mod capture;

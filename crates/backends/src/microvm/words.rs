@@ -122,6 +122,7 @@ fn why(status: &ExitStatus) -> String {
             | StartFailure::NoResources(what),
         ) => format!("\nit did not start: {what}"),
         ExitStatus::LimitExceeded(limit) => format!("\nit went beyond its limit: {limit}"),
-        ExitStatus::Exited(_) | ExitStatus::Signalled(_) | ExitStatus::Lost(_) => String::new(),
+        ExitStatus::Signalled(signal) => format!("\nit was ended by signal {signal}"),
+        ExitStatus::Exited(_) | ExitStatus::Lost(_) => String::new(),
     }
 }

@@ -24,14 +24,13 @@ impl Native {
     /// Builds the walls and hands back the pipe to the agent, which has not said hello yet. As with
     /// `create`, nothing is left if it fails.
     pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
-        let noted = self.erect(id, admitted).await.and_then(|(built, pipe)| {
-            let running = self.site.note(id, built, admitted)?;
-            Ok((Walls { running }, pipe))
-        });
-        if noted.is_err() {
-            self.destroy(id).await?;
+        match self.erect(id, admitted).await {
+            Ok((built, pipe)) => Ok((Walls { running: self.site.note(id, built, admitted) }, pipe)),
+            Err(error) => {
+                self.destroy(id).await?;
+                Err(error)
+            }
         }
-        noted
     }
 
     /// Whom everything in a sandbox of this spec runs as.
@@ -48,9 +47,14 @@ impl Walls {
     }
 
     /// Holds an execution that is about to start to its processor time, and the sandbox to its other
-    /// limits meanwhile. `control` ends the execution.
-    pub fn watch(&self, control: &Arc<dyn ProcessControl>, cpu_time: Option<Span>) -> Execution {
-        Execution(Watching::new(&self.running, control, cpu_time))
+    /// limits meanwhile. `control` ends the execution. One that cannot be held must not run.
+    pub fn watch(
+        &self,
+        control: &Arc<dyn ProcessControl>,
+        cpu_time: Option<Span>,
+    ) -> Result<Execution> {
+        self.running.pace()?;
+        Ok(Execution(Watching::new(&self.running, control, cpu_time)))
     }
 }
 

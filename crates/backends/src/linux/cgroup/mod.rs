@@ -212,8 +212,8 @@ impl Group {
         }
     }
 
-    /// Holds it to a rate of the processor, where that is the kernel's to do. Only what the guest runs
-    /// is to be slow: set from the start, its walls would be built at that pace.
+    /// Holds it to a rate of the processor. Only what the guest runs is to be slow: set from the start, its
+    /// walls would be built at that pace.
     pub(crate) fn pace(&self, rate: Millicores) -> io::Result<()> {
         match self {
             Self::V2(directory) => v2::pace(directory, rate),
@@ -296,12 +296,11 @@ fn enforced(memory: Bytes) -> u64 {
     memory.0.saturating_sub(FORCED).max(memory.0 / 2)
 }
 
-/// How often processor time is dealt out, in microseconds.
-const PERIOD_US: u64 = 100_000;
-
-/// What a rate comes to in one period. The kernel takes no less than a millisecond.
-fn quota(rate: Millicores) -> u64 {
-    (u64::from(rate.0) * PERIOD_US / 1000).max(1000)
+/// What a rate comes to in a period, both in microseconds. The kernel deals out no less than a millisecond,
+/// and no less often than every second.
+fn share_of(rate: Millicores) -> (u64, u64) {
+    let period = if rate.0 < 10 { 1_000_000 } else { 100_000 };
+    ((u64::from(rate.0) * period / 1000).max(1000), period)
 }
 
 fn number(file: &Path) -> Option<u64> {

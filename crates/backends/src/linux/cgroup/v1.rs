@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{
-    Controllers, House, PERIOD_US, enforced, make, make_below, mount_point, number, quota,
-};
+use super::{Controllers, House, enforced, make, make_below, mount_point, number, share_of};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, share};
 
@@ -172,9 +170,10 @@ impl Directories {
     }
 
     pub(super) fn pace(&self, rate: Millicores) -> io::Result<()> {
-        let Some(directory) = &self.cpu else { return Ok(()) };
-        fs::write(directory.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
-        fs::write(directory.join("cpu.cfs_quota_us"), quota(rate).to_string())
+        let directory = self.cpu.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let (quota, period) = share_of(rate);
+        fs::write(directory.join("cpu.cfs_period_us"), period.to_string())?;
+        fs::write(directory.join("cpu.cfs_quota_us"), quota.to_string())
     }
 }
 

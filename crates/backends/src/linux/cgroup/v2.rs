@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{
-    Controllers, House, PERIOD_US, enforced, keyed, make, make_below, micros, mount_point, quota,
-};
+use super::{Controllers, House, enforced, keyed, make, make_below, micros, mount_point, share_of};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, number, share};
 
@@ -104,8 +102,8 @@ impl Base {
 }
 
 pub(super) fn pace(directory: &Path, rate: Millicores) -> io::Result<()> {
-    let file = directory.join("cpu.max");
-    if file.exists() { fs::write(file, format!("{} {PERIOD_US}", quota(rate))) } else { Ok(()) }
+    let (quota, period) = share_of(rate);
+    fs::write(directory.join("cpu.max"), format!("{quota} {period}"))
 }
 
 #[cfg(feature = "docker")]

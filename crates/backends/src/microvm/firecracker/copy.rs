@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
 use rustix::fs::{OFlags, ioctl_ficlone};
@@ -28,8 +28,12 @@ pub(super) fn to_new(from: &File, to: &Path, owner: Owner) -> io::Result<()> {
 /// Renames, or copies to another file system. The result is this process's own and nobody else's. What
 /// is moved may have been put there by somebody else: only a file is, and no link is followed.
 pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(from)?;
+    if !found.is_file() || found.nlink() != 1 {
+        return Err(io::Error::other("it is not a file of that name alone"));
+    }
     match fs::rename(from, to) {
-        // Looked at where nobody else can change it any more.
+        // Something else may have taken its name meanwhile.
         Ok(()) => owned(to).inspect_err(|_| drop(fs::remove_file(to))),
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
             to_new(&plain(from)?, to, None)?;
@@ -59,7 +63,7 @@ fn plain(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+    use std::os::unix::fs::{FileExt, PermissionsExt};
 
     use super::*;
 

@@ -24,6 +24,8 @@ pub(super) struct Place {
     jailer: Option<Jailer>,
 }
 
+/// The directory inside native walls.
+pub(super) const ROOM: &str = "room";
 /// Where native walls show what is not in that directory.
 const SHOWN: &str = "/stockade";
 
@@ -64,13 +66,18 @@ impl Place {
     ) -> Result<Self> {
         let (id, base) = (id.clone(), dir.to_owned());
         let Some(jailer) = jailer else {
-            return Ok(Self { id, root: base.clone(), base, jailer: None });
+            let root = base.join(ROOM);
+            // Whatever the process makes of its own directory, nobody else gets there.
+            let closed = fs::set_permissions(&base, Permissions::from_mode(0o700));
+            let made = closed.and_then(|()| private().create(&root));
+            made.map_err(|error| misplaced(&root, error))?;
+            return Ok(Self { id, root, base, jailer: None });
         };
         // The jailer follows links before it takes the name.
         let binary = real(binary)?;
         let name = binary.file_name().unwrap_or_default();
         let root = base.join(name).join(id.as_str()).join("root");
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&root);
+        let made = private().create(&root);
         made.and_then(|()| chown(&root, Some(jailer.uid), Some(jailer.gid)))
             .map_err(|error| misplaced(&root, error))?;
         Ok(Self { id, root, base, jailer: Some(jailer.clone()) })
@@ -123,6 +130,12 @@ impl Place {
         };
         put.map_err(|error| misplaced(file, error))
     }
+}
+
+fn private() -> DirBuilder {
+    let mut private = DirBuilder::new();
+    private.recursive(true).mode(0o700);
+    private
 }
 
 /// Where native walls show a file of this name.

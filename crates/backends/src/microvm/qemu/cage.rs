@@ -50,7 +50,7 @@ pub(super) async fn start(
     let handed = timeout(PATIENCE, hand_over(listener, &order)).await;
     match handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(process) => caged.process = process,
-        Err(error) => return Err(caged.complaint("create", error)),
+        Err(error) => return Err(caged.given_up(error).await),
     }
     std::fs::remove_file(dir.join(SOCKET)).map_err(no_socket)?;
     Ok(caged)
@@ -86,6 +86,12 @@ impl Caged {
             false => format!("QEMU does not do as it is told: {said}"),
         };
         Error::new(ErrorCode::WallMissing, operation, message).backend(NAME).source(error)
+    }
+
+    /// Why it could not be started, when nothing of it is left.
+    pub(super) async fn given_up(&self, error: io::Error) -> Error {
+        let complaint = self.complaint("create", error);
+        self.end().await.err().unwrap_or(complaint)
     }
 
     /// What it has complained of.

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -24,7 +24,8 @@ const NAME: &str = "stockade-memory";
 pub(super) struct Memory {
     /// Nobody can change it, once it is filled. It may be mapped before.
     pub file: OwnedFd,
-    saved: Saved,
+    base: File,
+    touched: Option<File>,
     /// The pages in which it is different from the file that was saved first, once it is filled.
     changed: Mutex<Option<Vec<u64>>>,
 }
@@ -36,37 +37,51 @@ pub(super) struct Memories(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    whole: HashMap<PathBuf, Arc<Memory>>,
-    touched: HashMap<(PathBuf, PathBuf), Weak<Memory>>,
+    whole: HashMap<Which, Arc<Memory>>,
+    touched: HashMap<(Which, Which), Weak<Memory>>,
+}
+
+/// Which file it is: another one may have its name by now.
+type Which = (u64, u64);
+
+fn which(file: &File) -> io::Result<Which> {
+    file.metadata().map(|found| (found.dev(), found.ino()))
 }
 
 impl Memories {
     /// The memory that was saved, which may have to be filled yet.
     pub(super) fn of(&self, saved: &Saved, size: Bytes) -> io::Result<Arc<Memory>> {
+        let base = File::open(&saved.memory)?;
+        let touched = saved.touched.as_ref().map(File::open).transpose()?;
         let mut known = lock(&self.0);
-        let Some(touched) = &saved.touched else {
-            if let Some(memory) = known.whole.get(&saved.memory) {
+        let Some(pages) = &touched else {
+            let key = which(&base)?;
+            if let Some(memory) = known.whole.get(&key) {
                 return Ok(Arc::clone(memory));
             }
-            let memory = Memory::empty(saved, size)?;
-            known.whole.insert(saved.memory.clone(), Arc::clone(&memory));
+            let memory = Memory::empty(base, touched, size)?;
+            known.whole.insert(key, Arc::clone(&memory));
             return Ok(memory);
         };
-        let key = (saved.memory.clone(), touched.clone());
+        let key = (which(&base)?, which(pages)?);
         if let Some(memory) = known.touched.get(&key).and_then(Weak::upgrade) {
             return Ok(memory);
         }
-        let memory = Memory::empty(saved, size)?;
+        let memory = Memory::empty(base, touched, size)?;
         known.touched.retain(|_, memory| memory.strong_count() > 0);
         known.touched.insert(key, Arc::downgrade(&memory));
         Ok(memory)
     }
+
+    /// One that could not be filled is of use to nobody.
+    pub(super) fn forget(&self, memory: &Arc<Memory>) {
+        lock(&self.0).whole.retain(|_, known| !Arc::ptr_eq(known, memory));
+    }
 }
 
 impl Memory {
-    fn empty(saved: &Saved, size: Bytes) -> io::Result<Arc<Self>> {
-        let (file, saved) = (sized(size)?, saved.clone());
-        Ok(Arc::new(Self { file, saved, changed: Mutex::default() }))
+    fn empty(base: File, touched: Option<File>, size: Bytes) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { file: sized(size)?, base, touched, changed: Mutex::default() }))
     }
 
     /// Waits until all of it is there.
@@ -76,19 +91,23 @@ impl Memory {
         filled.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Once; whoever else wants it waits. After a failure the next one tries again.
+    /// Once; whoever else wants it waits.
     fn fill(&self) -> io::Result<()> {
         let mut changed = lock(&self.changed);
         if changed.is_some() {
             return Ok(());
         }
-        let (file, base) = (File::from(self.file.try_clone()?), File::open(&self.saved.memory)?);
-        if base.metadata()?.len() != file.metadata()?.len() {
+        let file = File::from(self.file.try_clone()?);
+        if self.base.metadata()?.len() != file.metadata()?.len() {
             return Err(io::Error::other("it is not of the machine's size"));
         }
-        sparse::copy(&base, &file)?;
-        let pages = match &self.saved.touched {
-            Some(touched) => touched::apply(File::open(touched)?, &file)?,
+        sparse::copy(&self.base, &file)?;
+        let pages = match &self.touched {
+            Some(touched) => {
+                let mut touched = touched.try_clone()?;
+                touched.rewind()?;
+                touched::apply(touched, &file)?
+            }
             None => Vec::new(),
         };
         let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;

@@ -123,7 +123,10 @@ impl Qemu {
             Ok(stream) => Qmp::begin(stream).await,
             Err(error) => Err(error),
         };
-        let control = control.map_err(|error| caged.complaint("create", error))?;
+        let control = match control {
+            Ok(control) => control,
+            Err(error) => return Err(caged.given_up(error).await),
+        };
         Ok(QemuVm {
             pipe: Mutex::new(Some(stream(pipe).map_err(unusable)?)),
             control: tokio::sync::Mutex::new(control),
@@ -193,10 +196,18 @@ impl Driver for Qemu {
         let ram = Ram::Private(Arc::clone(&memory));
         let started = self.start(id, machine, ram, dir, incoming);
         let (vm, filled) = tokio::join!(started, memory.filled());
+        if filled.is_err() {
+            self.memories.forget(&memory);
+        }
         let vm = vm?;
-        filled.map_err(no_memory)?;
-        vm.go_on_from(number).await?;
-        Ok(Box::new(vm))
+        let goes_on = match filled {
+            Ok(()) => vm.go_on_from(number).await,
+            Err(error) => Err(no_memory(error)),
+        };
+        if goes_on.is_err() {
+            vm.end().await?;
+        }
+        goes_on.map(|()| Box::new(vm) as _)
     }
 }
 

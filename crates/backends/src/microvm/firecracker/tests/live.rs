@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_core::{Bytes, SandboxId};
 
 use super::super::{Firecracker, Settings};
+use super::new_name;
 use crate::microvm::driver::{Driver, Machine, Saved};
 use crate::microvm::initramfs::Initramfs;
 use crate::microvm::kvm::{self, Kvm};
@@ -55,7 +56,7 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
         disks: Vec::new(),
     };
     let driver = Firecracker::open(settings, trusted_with_kvm()).await.unwrap();
-    let [id, another]: [SandboxId; 2] = ["live", "liveclone"].map(|id| id.parse().unwrap());
+    let [id, another]: [SandboxId; 2] = [new_name(), new_name()].map(|id| id.parse().unwrap());
     let vm = driver.boot(&id, &machine, &room("a")).await.unwrap();
     vm.pause().await.unwrap();
     vm.unpause().await.unwrap();

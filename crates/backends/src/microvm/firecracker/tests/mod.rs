@@ -34,7 +34,7 @@ const MEMORY: Bytes = Bytes::mib(4);
 /// As everywhere, except where a test waits for the end of it: long enough for what must not be cut by
 /// it on a loaded machine.
 const PATIENCE: Patience = super::PATIENCE;
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(5);
 
 /// A directory with a fake of its own in it.
 struct Rig {
@@ -124,6 +124,13 @@ impl Rig {
         self.path(name)
     }
 
+    /// What the process of the machine in this room calls so.
+    fn inside(&self, room: &str, name: &str) -> PathBuf {
+        let room = self.path(room);
+        let inner = if self.jailed { room } else { room.join(jail::ROOM) };
+        inner.join(name)
+    }
+
     async fn boot(&self, room: &str) -> Result<Box<dyn Vm>, Error> {
         self.boot_as(self.machine(), room).await
     }
@@ -139,9 +146,9 @@ impl Rig {
 
     /// What a machine's process was asked, once it is certain that nothing of it was wrong.
     fn asked(&self, room: &str) -> Vec<(String, String, Value)> {
-        let wrong = fs::read_to_string(self.path(room).join(fake::WRONG)).unwrap_or_default();
+        let wrong = fs::read_to_string(self.inside(room, fake::WRONG)).unwrap_or_default();
         assert_eq!(wrong, "", "requests that the published API does not have");
-        let asked = fs::read_to_string(self.path(room).join(fake::ASKED)).unwrap_or_default();
+        let asked = fs::read_to_string(self.inside(room, fake::ASKED)).unwrap_or_default();
         asked.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
@@ -165,7 +172,7 @@ impl Rig {
 
     /// What a machine's process found under a name in its directory: how it begins.
     fn found(&self, room: &str, name: &str) -> String {
-        let found = fs::read_to_string(self.path(room).join(fake::FOUND)).unwrap();
+        let found = fs::read_to_string(self.inside(room, fake::FOUND)).unwrap();
         let name = format!("{name} ");
         found.lines().find_map(|line| line.strip_prefix(&name)).unwrap().to_owned()
     }
@@ -354,7 +361,7 @@ async fn a_version_that_is_never_said_is_not_waited_for() {
     let mut rig = Rig::new("");
     rig.patience.soon = SHORT;
     rig.program("firecracker", "exec sleep 1000");
-    refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 2s"]);
+    refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 5s"]);
 }
 
 #[tokio::test]
@@ -433,7 +440,7 @@ async fn after_a_snapshot_that_failed_the_next_is_a_full_one_and_the_machine_can
     vm.save(&rig.room("two")).await.unwrap();
     assert_eq!(rig.kinds("a"), ["Diff", "Full"]);
     assert_eq!(rig.pages("two"), [(0, 1), (1, 2)]);
-    let left = ["saved-state", "saved-memory"].map(|name| rig.path("a").join(name).exists());
+    let left = ["saved-state", "saved-memory"].map(|name| rig.inside("a", name).exists());
     assert_eq!(left, [false, false]);
     vm.end().await.unwrap();
 }
@@ -538,7 +545,7 @@ async fn the_guest_is_waited_for_until_it_listens() {
     let rig = Rig::new("early");
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
-    let tried = fs::read_to_string(rig.path("a/connected")).unwrap();
+    let tried = fs::read_to_string(rig.inside("a", "connected")).unwrap();
     assert_eq!(tried.lines().count(), 4, "{tried}");
     vm.end().await.unwrap();
 }
@@ -552,7 +559,7 @@ async fn a_restored_guest_that_loses_the_first_connections_is_connected_to_again
     vm.save(&rig.room("saved")).await.unwrap();
     let clone = rig.resume("saved", "b").await.unwrap();
     says_hello(&*clone).await;
-    let tried = fs::read_to_string(rig.path("b/connected")).unwrap();
+    let tried = fs::read_to_string(rig.inside("b", "connected")).unwrap();
     // The third is answered, if it is waited for long enough.
     assert!(tried.lines().count() >= 3, "{tried}");
     clone.end().await.unwrap();
@@ -564,7 +571,7 @@ async fn a_guest_that_never_answers_is_given_up_in_time() {
     let mut rig = Rig::new("mute");
     rig.patience.connect = SHORT;
     let vm = rig.boot("a").await.unwrap();
-    let parts = ["`CONNECT 1024`", "no answer within 2s", "virtio-vsock"];
+    let parts = ["`CONNECT 1024`", "no answer within 5s", "virtio-vsock"];
     refused(vm.connect().await, ErrorCode::TooSlow, &parts);
     vm.end().await.unwrap();
 }
@@ -622,7 +629,7 @@ async fn an_answer_that_breaks_every_rule_is_an_error_and_nothing_worse() {
 async fn silence_is_not_waited_out() {
     let mut rig = Rig::new("silent /actions");
     rig.patience.answer = SHORT;
-    let parts = ["`PUT /actions`", "no answer within 2s"];
+    let parts = ["`PUT /actions`", "no answer within 5s"];
     refused(rig.boot("a").await, ErrorCode::TooSlow, &parts);
     assert_eq!(rig.left().await, NOTHING);
 }
@@ -645,7 +652,7 @@ async fn a_process_that_ends_at_once_says_why() {
 async fn a_process_that_never_listens_is_not_waited_for() {
     let mut rig = Rig::new("deaf");
     rig.patience.soon = SHORT;
-    refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 2s"]);
+    refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 5s"]);
     assert_eq!(rig.left().await, NOTHING);
 }
 
@@ -742,13 +749,15 @@ async fn the_process_is_without_rights_and_behind_a_filter_in_namespaces_of_its_
 async fn the_process_sees_nothing_of_the_host_but_what_its_machine_needs() {
     let rig = Rig::new("look");
     fs::write(rig.path("marker"), "of the host").unwrap();
-    let room = rig.room("a");
+    let (dir, room) = (rig.room("a"), rig.room("a/room"));
     let (marker, own) = (rig.path("marker"), std::env::current_exe().unwrap());
     let (marker, own) = (marker.to_str().unwrap(), own.to_str().unwrap());
     fs::write(room.join(fake::LOOK_FOR), [marker, "../marker", own, "/etc/shadow"].join("\n"))
         .unwrap();
     let driver = rig.open().await.unwrap();
-    let vm = driver.boot(&rig.id("a"), &rig.machine(), &room).await.unwrap();
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
+    // Nor does anybody else see what it leaves.
+    assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o077, 0);
     let seen: Value = serde_json::from_slice(&fs::read(room.join(fake::SEEN)).unwrap()).unwrap();
     assert_eq!(seen["files"], serde_json::json!([false, false, false, false]));
     assert_eq!(seen["interfaces"], serde_json::json!(["lo"]));
@@ -799,10 +808,10 @@ async fn what_a_process_puts_in_the_place_of_a_snapshot_is_not_followed() {
     let rig = Rig::new("lure");
     fs::write(rig.path("precious"), "of the host").unwrap();
     fs::set_permissions(rig.path("precious"), fs::Permissions::from_mode(0o644)).unwrap();
-    let room = rig.room("a");
+    let (dir, room) = (rig.room("a"), rig.room("a/room"));
     fs::write(room.join(fake::LURE), rig.path("precious").to_str().unwrap()).unwrap();
     let driver = rig.open().await.unwrap();
-    let vm = driver.boot(&rig.id("a"), &rig.machine(), &room).await.unwrap();
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     let saved = rig.room("saved");
     refused(vm.save(&saved).await, ErrorCode::System, &["saved/memory"]);
     assert_eq!(fs::read_dir(&saved).unwrap().count(), 0);
@@ -816,11 +825,11 @@ async fn what_a_process_puts_in_the_place_of_its_socket_is_not_followed() {
     rig.patience.connect = SHORT;
     let other = UnixListener::bind(rig.path("other")).unwrap();
     other.set_nonblocking(true).unwrap();
-    let room = rig.room("a");
+    let (dir, room) = (rig.room("a"), rig.room("a/room"));
     fs::write(room.join(fake::LURE), rig.path("other").to_str().unwrap()).unwrap();
     let driver = rig.open().await.unwrap();
-    let vm = driver.boot(&rig.id("a"), &rig.machine(), &room).await.unwrap();
-    refused(vm.connect().await, ErrorCode::TooSlow, &["no answer within 2s"]);
+    let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
+    refused(vm.connect().await, ErrorCode::TooSlow, &["no answer within 5s"]);
     assert_eq!(other.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     vm.end().await.unwrap();
 }
