@@ -362,3 +362,17 @@ fn make(directory: &Path) -> io::Result<()> {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_comes_to_what_was_asked_for_however_low_it_is() {
+        for rate in [1, 9, 10, 50, 1000, 64_000] {
+            let (quota, period) = share_of(Millicores(rate));
+            assert_eq!(quota * 1000 / period, u64::from(rate));
+            assert!(quota >= 1000 && period <= 1_000_000, "{quota} in {period}");
+        }
+    }
+}

@@ -145,3 +145,56 @@ pub(super) fn sized(size: Bytes) -> io::Result<OwnedFd> {
     ftruncate(&memory, size.0)?;
     Ok(memory)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    const SIZE: Bytes = Bytes::mib(1);
+
+    /// A memory that begins with this, in a file that was not there before.
+    fn save(dir: &std::path::Path, first: &str) -> Saved {
+        let (draft, memory) = (dir.join("draft"), dir.join("memory"));
+        let file = File::create(&draft).unwrap();
+        file.set_len(SIZE.0).unwrap();
+        file.write_all_at(first.as_bytes(), 0).unwrap();
+        std::fs::rename(draft, &memory).unwrap();
+        Saved { state: PathBuf::new(), memory, touched: None }
+    }
+
+    fn begins_with(memory: &Memory, first: &str) -> bool {
+        let mut found = vec![0; first.len()];
+        let file = File::from(memory.file.try_clone().unwrap());
+        file.read_exact_at(&mut found, 0).unwrap();
+        found == first.as_bytes()
+    }
+
+    #[tokio::test]
+    async fn another_file_of_the_same_name_is_another_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let memories = Memories::default();
+        let saved = save(dir.path(), "first");
+        let first = memories.of(&saved, SIZE).unwrap();
+        first.filled().await.unwrap();
+        assert!(Arc::ptr_eq(&first, &memories.of(&saved, SIZE).unwrap()));
+        let next = memories.of(&save(dir.path(), "other"), SIZE).unwrap();
+        next.filled().await.unwrap();
+        assert!(begins_with(&first, "first") && begins_with(&next, "other"));
+    }
+
+    #[tokio::test]
+    async fn one_that_could_not_be_filled_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let memories = Memories::default();
+        let saved = save(dir.path(), "first");
+        let wrong = memories.of(&saved, Bytes::mib(2)).unwrap();
+        assert!(wrong.filled().await.is_err());
+        memories.forget(&wrong);
+        let memory = memories.of(&saved, SIZE).unwrap();
+        memory.filled().await.unwrap();
+        assert!(begins_with(&memory, "first"));
+    }
+}
