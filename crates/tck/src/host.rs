@@ -1,14 +1,17 @@
 //! A real backend of this host as a subject of the kit.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use stockade_core::{Backend, BackendChoice, HostPath, Image, ImageName, SandboxSpec};
 use tempfile::TempDir;
 
-use crate::{HostObserver, Observer, ProbeForm, Subject, Verdict, probe_bytes, wasm_probe_bytes};
+use crate::{
+    ENGINE_STATE, HostObserver, Observer, ProbeForm, Subject, Verdict, probe_bytes,
+    wasm_probe_bytes,
+};
 
 /// A backend that builds real walls on this host, seen from outside by looking at the host.
 pub struct OnHost {
@@ -31,7 +34,7 @@ impl OnHost {
 
     /// One whose programs are WebAssembly: the probe is, and is its image too.
     pub fn of_wasm(backend: Arc<dyn Backend>) -> Verdict<Self> {
-        let place = tempfile::Builder::new().prefix("stockade-image-").tempdir()?;
+        let place = place_for_an_image()?;
         std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755))?;
         let file = place.path().join("image.wasm");
         std::fs::write(&file, wasm_probe_bytes())?;
@@ -63,6 +66,17 @@ impl OnHost {
     #[must_use]
     pub fn with_engine_process(self, program: PathBuf, arguments: Vec<String>) -> Self {
         Self { engine: Some((program, arguments)), ..self }
+    }
+}
+
+/// A process that is there to be killed cannot take its own away: it lies with what the kit does.
+fn place_for_an_image() -> std::io::Result<TempDir> {
+    let mut place = tempfile::Builder::new();
+    place.prefix("stockade-image-");
+    let state = std::env::var_os(ENGINE_STATE).map(PathBuf::from);
+    match state.as_deref().and_then(Path::parent) {
+        Some(kept) => place.tempdir_in(kept),
+        None => place.tempdir(),
     }
 }
 

@@ -60,6 +60,17 @@ impl Rig {
         rig
     }
 
+    /// One whose machines are in Firecracker's own jail, which only root can build.
+    fn jailed(version: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can run Firecracker's jailer");
+            return None;
+        }
+        let rig = Self { jailed: true, ..Self::of(version, "") };
+        rig.program("jailer", JAILER);
+        Some(rig)
+    }
+
     /// The sandbox of the machine in this room.
     fn id(&self, room: &str) -> SandboxId {
         format!("{}{room}", self.name).parse().unwrap()
@@ -908,13 +919,7 @@ exec ../../../../firecracker --id "$id" "$@"
 
 #[tokio::test]
 async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can run Firecracker's jailer");
-        return;
-    }
-    let mut rig = Rig::new("");
-    rig.jailed = true;
-    rig.program("jailer", JAILER);
+    let Some(rig) = Rig::jailed(NEWEST) else { return };
     fs::set_permissions(rig.path("initramfs"), fs::Permissions::from_mode(0o600)).unwrap();
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
@@ -939,13 +944,7 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
 
 #[tokio::test]
 async fn a_machine_in_a_jail_is_found_by_its_sandbox_and_held_to_no_share_of_processor_time() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can run Firecracker's jailer");
-        return;
-    }
-    let mut rig = Rig::new("");
-    rig.jailed = true;
-    rig.program("jailer", JAILER);
+    let Some(rig) = Rig::jailed(NEWEST) else { return };
     let machine = Machine { cpu_rate: Some(Millicores(500)), ..rig.machine() };
     let reason = "nothing here holds it to a share of processor time";
     refused(rig.boot_as(machine, "r").await, ErrorCode::Unavailable, &[reason, "`jailer`"]);
@@ -962,12 +961,6 @@ async fn a_machine_in_a_jail_is_found_by_its_sandbox_and_held_to_no_share_of_pro
 
 #[tokio::test]
 async fn a_jailer_of_another_release_is_refused() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can run Firecracker's jailer");
-        return;
-    }
-    let mut rig = Rig::of("1.15.0", "");
-    rig.jailed = true;
-    rig.program("jailer", JAILER);
+    let Some(rig) = Rig::jailed("1.15.0") else { return };
     refused(rig.open().await, ErrorCode::Unavailable, &["1.16.1", "1.15.0", "one release"]);
 }
