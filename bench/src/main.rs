@@ -14,7 +14,7 @@ mod pump;
 mod search;
 mod snapshots;
 mod ssh;
-#[path = "../../crates/tck/tests/sshd/mod.rs"]
+#[path = "../../crates/tck/tests/it/sshd/mod.rs"]
 #[allow(clippy::unwrap_used, reason = "without a server of its own there is nothing to measure")]
 mod sshd;
 mod table;

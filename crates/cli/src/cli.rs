@@ -2,6 +2,8 @@
 
 use clap::{Parser, Subcommand};
 
+#[cfg(not(all(feature = "tck", feature = "wasm")))]
+use crate::absent::AbsentArgs;
 use crate::audit::AuditArgs;
 use crate::completions::CompletionsArgs;
 use crate::detect::DetectArgs;
@@ -21,9 +23,11 @@ use crate::lasting::snapshot::SnapshotArgs;
 use crate::lasting::teleport::{ARRIVE, ArriveArgs, TeleportArgs};
 use crate::mcp::McpArgs;
 use crate::run::RunArgs;
+#[cfg(feature = "tck")]
 use crate::tck::{ENGINE, EngineArgs, TckArgs};
 use crate::views::WorkspaceArgs;
-use crate::wasm::WasmArgs;
+#[cfg(feature = "wasm")]
+use crate::wasm::call::WasmArgs;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]
@@ -88,7 +92,11 @@ pub enum Verb {
     /// Look at changes that were kept apart; apply or discard them.
     Workspace(WorkspaceArgs),
     /// Call the functions of a WebAssembly module or component.
+    #[cfg(feature = "wasm")]
     Wasm(WasmArgs),
+    #[cfg(not(feature = "wasm"))]
+    #[command(hide = true)]
+    Wasm(AbsentArgs),
     /// Show what each backend was measured to have on this host.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.
@@ -96,7 +104,12 @@ pub enum Verb {
     /// Read the journal of what was run.
     Audit(AuditArgs),
     /// Run the conformance kit on the backends of this host.
+    #[cfg(feature = "tck")]
     Tck(TckArgs),
+    #[cfg(not(feature = "tck"))]
+    #[command(hide = true)]
+    Tck(AbsentArgs),
+    #[cfg(feature = "tck")]
     #[command(name = ENGINE, hide = true)]
     TckEngine(EngineArgs),
     /// Print a completion script for a shell.

@@ -1,11 +1,11 @@
 //! The `stockade` command: parses, dispatches, and ends with the right exit code. Nothing else: what
 //! a command does is in its own file.
 
+mod absent;
 mod args;
 mod asking;
 mod attend;
 mod audit;
-mod called;
 mod capture;
 mod cli;
 mod command;
@@ -25,6 +25,7 @@ mod reasons;
 mod registry;
 mod run;
 mod table;
+#[cfg(feature = "tck")]
 mod tck;
 mod terminal;
 mod usage;
@@ -41,6 +42,7 @@ use cli::{Cli, Verb};
 use printer::Printer;
 
 fn main() {
+    #[cfg(feature = "wasm")]
     if std::env::args_os().nth(1).is_some_and(|role| role == registry::WASM_WORKER) {
         std::process::exit(stockade_backends::wasm::worker(std::env::args().skip(2)));
     }
@@ -96,11 +98,18 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Supervise => lasting::supervisor::supervise(printer).await,
         Verb::Mcp(args) => mcp::mcp(args, printer).await,
         Verb::Workspace(args) => views::workspace(args, printer).await,
-        Verb::Wasm(args) => wasm::wasm(args, printer).await,
+        #[cfg(feature = "wasm")]
+        Verb::Wasm(args) => wasm::call::wasm(args, printer).await,
+        #[cfg(not(feature = "wasm"))]
+        Verb::Wasm(_) => Err(absent::absent("wasm", "WebAssembly")),
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Audit(args) => audit::audit(args, printer),
+        #[cfg(feature = "tck")]
         Verb::Tck(args) => tck::tck(&args, printer),
+        #[cfg(not(feature = "tck"))]
+        Verb::Tck(_) => Err(absent::absent("tck", "conformance kit")),
+        #[cfg(feature = "tck")]
         Verb::TckEngine(args) => tck::engine(&args, printer).await,
         Verb::Completions(args) => completions::completions(&args, printer),
     }

@@ -12,14 +12,17 @@ use stockade_backends::microvm::{self, Microvm};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
 use stockade_backends::ssh::Ssh;
+#[cfg(feature = "wasm")]
 use stockade_backends::wasm::{self, Wasm, Worker};
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_engine::Engine;
 
+use crate::absent::absent;
 use crate::config::Settings;
 use crate::lasting;
 
 /// The argument by which this program knows that it is to be a worker of the wasm backend.
+#[cfg(feature = "wasm")]
 pub const WASM_WORKER: &str = "wasm-worker";
 
 /// How often somebody is told that an image is still on its way.
@@ -39,15 +42,19 @@ pub enum Isolation {
 
 /// Every backend that builds walls, the usual one first.
 pub fn real(settings: &Settings, choice: &BackendChoice) -> Vec<Arc<dyn Backend>> {
-    real_with(Native::new(), wasm(None, Isolation::Usual), settings, choice)
+    real_with(Native::new(), Isolation::Usual, None, settings, choice)
 }
 
+/// `cache` is where the wasm backend keeps compiled code.
 fn real_with(
     native: Native,
-    wasm: Wasm,
+    isolation: Isolation,
+    cache: Option<&Path>,
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Vec<Arc<dyn Backend>> {
+    #[cfg(not(feature = "wasm"))]
+    let _ = (isolation, cache);
     // Nobody who has not asked for machines waits until the first is made.
     let prepare = matches!(choice, BackendChoice::Named(name) if *name == microvm::NAME);
     vec![
@@ -55,7 +62,8 @@ fn real_with(
         Arc::new(Docker::new(settings.docker(), fetching())),
         Arc::new(Gvisor::new()),
         Arc::new(Landlock::new()),
-        Arc::new(wasm),
+        #[cfg(feature = "wasm")]
+        Arc::new(wasm(cache, isolation)),
         Arc::new(Ssh::new(settings.hosts())),
         Arc::new(Microvm::new(microvm::Options { prepare, ..settings.microvm() })),
     ]
@@ -76,6 +84,7 @@ fn fetching() -> Progress {
 }
 
 /// The wasm backend, with compiled code kept below the state directory.
+#[cfg(feature = "wasm")]
 pub fn wasm(state: Option<&Path>, isolation: Isolation) -> Wasm {
     let settings = wasm::Settings::default();
     let settings = match state {
@@ -92,19 +101,21 @@ pub fn wasm(state: Option<&Path>, isolation: Isolation) -> Wasm {
 }
 
 /// The backend that runs WebAssembly.
-pub const WASM: BackendName = wasm::NAME;
+pub const WASM: BackendName = BackendName::literal("wasm");
 
 /// Whether the programs of one are WebAssembly, which the kit has to know.
 pub fn runs_wasm(name: &BackendName) -> bool {
-    *name == wasm::NAME
+    *name == WASM
 }
 
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
+#[cfg(feature = "tck")]
 pub fn has_namespaces(name: &BackendName) -> bool {
     *name != landlock::NAME
 }
 
 /// One of them by name.
+#[cfg(feature = "tck")]
 pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
     let all = real(settings, &BackendChoice::Named(name.clone()));
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
@@ -123,8 +134,8 @@ pub async fn engine_with(
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Result<Engine> {
-    let wasm = wasm(Some(&settings.state_dir()?), isolation);
-    let backends = complete(real_with(native, wasm, settings, choice), choice)?;
+    let state = settings.state_dir()?;
+    let backends = complete(real_with(native, isolation, Some(&state), settings, choice), choice)?;
     let engine = Engine::open(settings.engine()?, backends).await?;
     lasting::sweep(&settings.state_dir()?);
     Ok(engine)
@@ -151,6 +162,9 @@ fn complete(
 }
 
 fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {
+    if *name == WASM {
+        return absent("--backend", "WebAssembly backend");
+    }
     let known: Vec<_> = known.iter().map(|backend| backend.name().to_string()).collect();
     Error::new(ErrorCode::NotFound, "--backend", format!("there is no backend `{name}`"))
         .remedy(format!("choose one of: auto, {}", known.join(", ")))

@@ -54,7 +54,7 @@ fn escape(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+mod needs_python {
     use std::io::Write;
     use std::process::{Command, Stdio};
 

@@ -345,19 +345,30 @@ fn mount_point(mounts: &str, fits: impl Fn(&str, &str) -> bool) -> Option<PathBu
 
 /// Makes a sandbox's directory, and the one above it if somebody has tidied that away.
 fn make_below(parent: &Path, directory: &Path) -> io::Result<()> {
-    let made = fs::create_dir(directory);
-    match made {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    match make_dir(directory) {
+        Err(error) if is_gone(&error) => {
             make(parent)?;
-            fs::create_dir(directory)
+            make_dir(directory)
         }
         other => other,
     }
 }
 
+/// Whether the directory above is gone or about to be: the kernel has a second error for the latter.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::NODEV)
+}
+
+/// Makes a directory that nobody else writes to, whatever the umask.
+fn make_dir(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new().mode(0o755).create(directory)
+}
+
 /// Makes a directory; one that is there already serves as well.
 fn make(directory: &Path) -> io::Result<()> {
-    match fs::create_dir(directory) {
+    match make_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }

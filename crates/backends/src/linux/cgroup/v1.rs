@@ -187,9 +187,33 @@ fn parent(house: House, mounts: &str, controller: &str) -> Option<PathBuf> {
     writable(&parent).then_some(parent)
 }
 
-/// Whether groups can be made here: somebody else may have made the directory. Making one is the only
-/// proof, and the throw-away sandbox of a measurement gives it.
+/// Whether groups can be made here. Another user's directory is not used even if everybody may write to it:
+/// its owner removes it once it is empty, and this user could not make it again.
 fn writable(parent: &Path) -> bool {
     use rustix::fs::{Access, access};
-    access(parent, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+    use std::os::unix::fs::MetadataExt;
+    let own = rustix::process::geteuid().as_raw();
+    fs::metadata(parent).is_ok_and(|found| found.uid() == own)
+        && access(parent, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod needs_root {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_of_another_user_is_not_used_though_everybody_may_write_to_it() {
+        let top = tempfile::tempdir().unwrap();
+        let house = House { parent: "stockade", own_processes: 1 };
+        let mounts = format!("1 1 0:1 / {} rw - cgroup cgroup rw,memory", top.path().display());
+        let found = || Base::detect(house, &mounts).is_some();
+        assert!(found());
+        let parent = top.path().join("stockade");
+        fs::set_permissions(&parent, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(found());
+        chown(&parent, Some(12345), None).unwrap();
+        assert!(!found());
+    }
 }

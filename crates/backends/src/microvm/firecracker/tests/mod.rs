@@ -4,7 +4,7 @@
 
 mod fake;
 mod live;
-#[path = "../../../../../tck/tests/ordinary/mod.rs"]
+#[path = "../../../../../tck/tests/it/ordinary/mod.rs"]
 mod ordinary;
 mod schema;
 
@@ -866,7 +866,7 @@ fn an_ordinary_user_has_the_same() {
         "a_machine_that_is_dropped_ends",
     ];
     for test in all {
-        ordinary::repeat(&format!("microvm::firecracker::tests::{test}"));
+        ordinary::repeat(module_path!(), test);
     }
 }
 

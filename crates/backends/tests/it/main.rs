@@ -1,0 +1,13 @@
+//! The tests of this crate from outside, as one program: linking one takes seconds, linking many minutes.
+//! Those below a module `needs_X` need X; `CONTRIBUTING.md` lists what that may be.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where a value is missing"
+)]
+
+mod across;
+mod landlock;
+mod native;
+mod wasm;

@@ -1,0 +1,200 @@
+//! Bad input: one clear line with the remedy, exit code 125, nothing left behind.
+
+use std::process::Command;
+
+use crate::common;
+use crate::common::{Place, finish};
+
+#[test]
+fn flags_that_nobody_knows_are_refused_with_the_nearest() {
+    let place = Place::new();
+    place.stockade(&["run", "--memm", "1g", "true"]).is_refused(&["--memm", "'--mem')\n"]);
+    place.stockade(&["run", "--frobnicate", "true"]).is_refused(&["--frobnicate", "--help"]);
+    place.stockade(&["xyzzy"]).is_refused(&["xyzzy", "--help"]);
+    place.stockade(&["run"]).is_refused(&["no command", "stockade run -- CMD"]);
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused_by_their_flag() {
+    let place = Place::new();
+    for (flag, value, remedy) in [
+        ("--mem", "lots", "such as `512m`"),
+        ("--mem", "-5", "such as `512m`"),
+        ("--disk", "1.5g", "such as `512m`"),
+        ("--timeout", "30", "such as `30s`"),
+        ("--cpu", "1.2345", "such as `1.5`"),
+        ("--pids", "many", "whole number"),
+        ("--net", "a b", "is not a host"),
+        ("--user", "root", "in numbers"),
+        ("--without", "mem", "memory-limit"),
+        ("--boundary", "brick", "hardware"),
+        ("--image", "debian", "dir:PATH"),
+        ("--mount", "/etc", "SRC:DST"),
+        ("--mount", "/etc:etc", "absolute"),
+        ("--label", "x", "KEY=VALUE"),
+        ("--env", "1=2", "not a digit first"),
+        ("--env", "NOT_SET", "--env NOT_SET="),
+        ("--tenant", "../x", "tenant name"),
+        ("--workdir", "../x", "leaves its root"),
+        ("--backend", "brick", "native"),
+        ("--env-file", "/nowhere", "cannot be read"),
+    ] {
+        let flag_and_value = ["run", flag, value, "--", "true"];
+        place.stockade(&flag_and_value).is_refused(&[flag.trim_start_matches('-'), remedy]);
+    }
+}
+
+#[test]
+fn zero_is_no_limit() {
+    Place::new()
+        .stockade(&["run", "--timeout", "0s", "true"])
+        .is_refused(&["limits.wall-time", "positive"]);
+}
+
+#[test]
+fn workspaces_that_are_not_there_or_too_much_are_refused() {
+    let place = Place::new();
+    place.write("file", "");
+    place
+        .stockade(&["run", "--workspace", "nowhere", "true"])
+        .is_refused(&["`nowhere`", "No such file"]);
+    place
+        .stockade(&["run", "--workspace", "file", "true"])
+        .is_refused(&["not a directory", "--mount"]);
+    for (dir, what) in [("/", "whole file system"), ("/home", "everybody's home")] {
+        let mut command = place.command(&["run", "true"]);
+        command.current_dir(dir);
+        finish(command).is_refused(&[what, "--no-workspace", &format!("--workspace {dir}")]);
+    }
+}
+
+#[test]
+fn a_home_is_refused_unless_it_is_named_outright() {
+    let place = Place::new();
+    let home = place.workspace().canonicalize().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = place.command(args);
+        command.env("HOME", &home);
+        finish(command)
+    };
+    run(&["run", "true"]).is_refused(&["whole home directory"]);
+    run(&["run", "--workspace", ".", "true"]).is_refused(&["whole home directory"]);
+    run(&["run", "--workspace", home.to_str().unwrap(), "true"]).is(0, "", "");
+}
+
+#[test]
+fn the_records_about_a_command_are_out_of_its_reach() {
+    let place = Place::new();
+    let run = |args: &[&str]| {
+        let mut command = place.command(args);
+        command.env("STOCKADE_STATE_DIR", place.workspace().join("state"));
+        finish(command)
+    };
+    run(&["run", "true"]).is_refused(&["state directory", "STOCKADE_STATE_DIR"]);
+    run(&["run", "--read-only", "true"]).is(0, "", "");
+}
+
+#[test]
+fn an_unreadable_workspace_is_refused_to_an_ordinary_user() {
+    let place = Place::of_an_ordinary_user();
+    let dir = place.path("closed");
+    common::make_unreadable(&dir);
+    let done = place.stockade(&["run", "--workspace", dir.to_str().unwrap(), "true"]);
+    done.is_refused(&["closed", "ermission denied"]);
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_stops_everything() {
+    let place = Place::of_an_ordinary_user();
+    common::make_unreadable(&place.path("closed"));
+    let mut command = place.command(&["run", "--shell", "echo ran > ran"]);
+    command.env("STOCKADE_STATE_DIR", place.path("closed").join("state"));
+    finish(command).is_refused(&["state", "remedy"]);
+    assert!(!place.workspace().join("ran").exists());
+}
+
+#[test]
+fn a_full_disk_for_the_state_stops_everything() {
+    let place = Place::new();
+    let state = place.state();
+    std::fs::create_dir(&state).unwrap();
+    let script = format!(
+        "mount -t tmpfs -o size=16k,mode=700 none {0} && cat /dev/zero > {0}/filler 2> /dev/null; \
+         exec {1} run --shell 'echo ran > ran'",
+        state.display(),
+        env!("CARGO_BIN_EXE_stockade")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-Urm", "sh", "-c", &script]).current_dir(place.workspace());
+    command.env("STOCKADE_STATE_DIR", &state);
+    finish(command).is_refused(&["No space left on device", "remedy"]);
+    assert!(!place.workspace().join("ran").exists());
+}
+
+#[test]
+fn without_any_place_for_state_the_remedy_is_told() {
+    let place = Place::new();
+    let mut command = place.command(&["run", "true"]);
+    command.env_remove("HOME").env_remove("STOCKADE_STATE_DIR");
+    finish(command).is_refused(&["HOME", "STOCKADE_STATE_DIR"]);
+}
+
+#[test]
+fn several_refusals_come_all_at_once() {
+    let place = Place::new();
+    let line = ["run", "--backend", "native", "--image", "oci:/etc", "--net", "a.example", "true"];
+    let done = place.stockade(&line);
+    assert_eq!((done.code, done.stderr.lines().count()), (125, 2), "{}", done.stderr);
+    for feature in ["oci-image", "egress-allowlist"] {
+        assert!(
+            done.stderr.contains(&format!("stockade: refused: {feature}: ")),
+            "{}",
+            done.stderr
+        );
+    }
+}
+
+#[test]
+fn a_refusal_says_whose_it_is_where_no_backend_was_named() {
+    let asked = ["run", "--backend", "auto", "--net", "a.example", "true"];
+    let done = Place::new().stockade(&asked);
+    assert_eq!(done.code, 125);
+    for backend in ["native", "landlock"] {
+        let line = format!("stockade: refused: {backend}: egress-allowlist: ");
+        assert!(done.stderr.contains(&line), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn errors_are_json_where_json_was_asked_for() {
+    let place = Place::new();
+    for (args, code) in [
+        (&["run", "--json", "--mem", "lots", "true"][..], "invalid"),
+        (&["run", "--json", "--net", "a.example", "true"], "refused"),
+        (&["run", "--json", "--backend", "brick", "true"], "not-found"),
+        (&["audit", "show", "--json", "nosuchjob"], "not-found"),
+    ] {
+        let done = place.stockade(args);
+        assert_eq!((done.code, done.stderr.as_str()), (125, ""), "{args:?}");
+        let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        assert_eq!(json["error"]["code"], code, "{args:?}");
+        assert!(json["error"]["message"].is_string());
+    }
+}
+
+#[test]
+fn a_terminal_needs_a_terminal() {
+    let place = Place::new();
+    place.stockade(&["run", "-t", "true"]).is_refused(&["-t needs a terminal", "-i"]);
+    place.stockade(&["audit", "list"]).is(0, "", "stockade: nothing was run yet\n");
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    let place = Place::new();
+    for args in [&["--help"][..], &["run", "--help"], &["audit", "-h"], &["--version"]] {
+        let done = place.stockade(args);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{args:?}");
+        assert!(!done.stdout.contains('\x1b'));
+    }
+}

@@ -1,0 +1,107 @@
+//! Where settings come from: files, environment, flags, later ones over earlier ones, and never the
+//! workspace.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{Place, finish};
+
+const TIMED_OUT: i32 = 124;
+
+fn configure(dir: &Path, text: &str) {
+    fs::create_dir_all(dir.join("stockade")).unwrap();
+    fs::write(dir.join("stockade/config.toml"), text).unwrap();
+}
+
+/// A command that ends by the limit on its output, which the reason names.
+fn limited(place: &Place, prepare: impl Fn(&mut Command), flags: &[&str]) -> String {
+    let args = [&["run"], flags, &["--", "echo", "some longer text"]].concat();
+    let mut command = place.command(&args);
+    prepare(&mut command);
+    let done = finish(command);
+    assert_eq!(done.code, 0, "{done:?}");
+    done.stderr
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_users_file() {
+    let place = Place::new();
+    let config = place.path("config");
+    configure(&config, "[limits]\noutput = \"1b\"\n");
+    let file = |command: &mut Command| {
+        command.env("XDG_CONFIG_HOME", &config);
+    };
+    let both = |command: &mut Command| {
+        command.env("XDG_CONFIG_HOME", &config).env("STOCKADE_MAX_OUTPUT", "2b");
+    };
+    assert!(limited(&place, file, &[]).contains("of 1b"));
+    assert!(limited(&place, both, &[]).contains("of 2b"));
+    assert!(limited(&place, both, &["--max-output", "3b"]).contains("of 3b"));
+}
+
+#[test]
+fn the_file_is_found_below_home_too() {
+    let place = Place::new();
+    configure(&place.path("home/.config"), "[limits]\nwallTime = \"200ms\"\n");
+    let done = place.stockade(&["run", "sleep", "100"]);
+    assert_eq!(done.code, TIMED_OUT, "{done:?}");
+}
+
+#[test]
+fn nothing_that_lies_in_the_workspace_is_read() {
+    let place = Place::new();
+    for dir in ["", ".config", ".stockade", "etc"] {
+        configure(&place.workspace().join(dir), "nonsense = true\n");
+        fs::write(place.workspace().join(dir).join("stockade.toml"), "nonsense = true\n").unwrap();
+    }
+    place.stockade(&["run", "true"]).is(0, "", "");
+}
+
+#[test]
+fn a_config_directory_inside_the_workspace_is_ignored_with_a_note() {
+    let place = Place::new();
+    let inside = place.workspace().join("config");
+    configure(&inside, "nonsense = true\n");
+    let link = place.path("link");
+    std::os::unix::fs::symlink(&inside, &link).unwrap();
+    for dir in [inside, link] {
+        let mut command = place.command(&["run", "true"]);
+        command.env("XDG_CONFIG_HOME", &dir);
+        let done = finish(command);
+        assert_eq!((done.code, done.stdout.as_str()), (0, ""));
+        assert!(done.stderr.contains("is ignored: it lies in the workspace"), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_file_and_line() {
+    let place = Place::new();
+    let config = place.path("config");
+    configure(&config, "tenant = \"me\"\nbakcend = \"native\"\n");
+    let mut command = place.command(&["run", "true"]);
+    command.env("XDG_CONFIG_HOME", &config);
+    finish(command).is_refused(&["stockade/config.toml` line 2", "bakcend", "remove"]);
+}
+
+#[test]
+fn a_setting_of_the_environment_that_makes_no_sense_is_refused_by_its_name() {
+    let place = Place::new();
+    let mut command = place.command(&["run", "true"]);
+    command.env("STOCKADE_MEM", "lots");
+    finish(command).is_refused(&["STOCKADE_MEM", "`lots` is not a size", "unset"]);
+    let mut command = place.command(&["run", "true"]);
+    command.env("STOCKADE_MEMORY", "1g");
+    let note = "stockade: note: STOCKADE_MEMORY is no setting of stockade: ignored\n";
+    finish(command).is(0, "", note);
+}
+
+#[test]
+fn a_quota_holds() {
+    let place = Place::new();
+    let config = place.path("config");
+    configure(&config, "[quotas.small]\nsandboxes = 0\n");
+    let mut command = place.command(&["run", "--tenant", "small", "true"]);
+    command.env("XDG_CONFIG_HOME", &config);
+    finish(command).is_refused(&["small"]);
+}

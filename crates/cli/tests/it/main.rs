@@ -1,0 +1,42 @@
+//! The tests of this crate from outside, as one program: linking one takes seconds, linking many minutes.
+//! Those below a module `needs_X` need X; `CONTRIBUTING.md` lists what that may be.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where a value is missing"
+)]
+
+mod asking;
+mod bad_input;
+mod common;
+mod config;
+mod copies;
+mod ending;
+mod lasting;
+mod lasting_ends;
+mod listings;
+#[path = "../../../tck/tests/it/machines/place.rs"]
+mod machines;
+mod mcp_ends;
+mod review;
+mod run;
+mod shell;
+mod snapshots;
+#[path = "../../../tck/tests/it/sshd/mod.rs"]
+mod sshd;
+mod terminal;
+mod workspaces;
+mod workspaces_live;
+mod needs_clients {
+    mod mcp;
+}
+mod needs_git {
+    mod checkouts;
+}
+mod needs_ssh {
+    mod teleport;
+}
+mod needs_wasm {
+    mod wasm;
+}

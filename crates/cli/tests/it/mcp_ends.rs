@@ -1,0 +1,261 @@
+//! How `stockade mcp` begins and ends, byte for byte on its streams: nothing but the protocol on standard
+//! output, and nothing left behind, however it ends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use crate::common;
+use crate::common::lasting::eventually;
+use crate::common::{Done, Place, command_lines, finish, pids_of, signal, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// A client that speaks the protocol by hand.
+struct Conversation {
+    server: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    asked: u64,
+}
+
+impl Conversation {
+    fn begin(place: &Place, flags: &[&str]) -> Self {
+        let mut command = place.command(&[&["mcp"], flags].concat());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = command.spawn().unwrap();
+        let input = server.stdin.take();
+        let output = BufReader::new(server.stdout.take().unwrap());
+        let mut conversation = Self { server, input, output, asked: 0 };
+        let hello = json!({
+            "protocolVersion": "2025-06-18", "capabilities": {},
+            "clientInfo": { "name": "test", "version": "0" },
+        });
+        let answer = conversation.ask("initialize", hello);
+        assert_eq!(answer["protocolVersion"], "2025-06-18");
+        conversation.say(json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }));
+        conversation
+    }
+
+    fn say(&mut self, message: Value) {
+        writeln!(self.input.as_mut().unwrap(), "{message}").unwrap();
+    }
+
+    fn send(&mut self, method: &str, params: Value) -> u64 {
+        self.asked += 1;
+        let id = self.asked;
+        self.say(json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }));
+        id
+    }
+
+    fn ask(&mut self, method: &str, params: Value) -> Value {
+        let id = self.send(method, params);
+        let answer = self.hear();
+        assert_eq!(answer["id"], id, "{answer}");
+        answer["result"].clone()
+    }
+
+    /// The next line, which is a message.
+    fn hear(&mut self) -> Value {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+    }
+
+    fn bash(&mut self, line: &str) -> Value {
+        let params = json!({ "name": "bash", "arguments": { "command": line } });
+        self.ask("tools/call", params)["structuredContent"].clone()
+    }
+
+    /// What is left to say after the last answer, and how the server ends.
+    fn end(self) -> Done {
+        drop(self.input);
+        let Self { mut server, output, .. } = self;
+        server.stdout = Some(output.into_inner());
+        wait(server)
+    }
+}
+
+#[test]
+fn it_ends_with_its_input_and_leaves_nothing() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &[]);
+    assert_eq!(conversation.bash("echo $$; id -u >&2")["exitCode"], 0);
+    conversation.end().is(0, "", "");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_call_that_still_runs_when_input_ends_is_killed() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &[]);
+    let call = json!({ "name": "bash", "arguments": { "command": "touch began; sleep 98765" } });
+    conversation.send("tools/call", call);
+    eventually("the command runs", || place.workspace().join("began").exists());
+    conversation.end().code_is(0);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_signal_ends_it_and_leaves_nothing() {
+    for (sent, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let place = Place::new();
+        let mut conversation = Conversation::begin(&place, &[]);
+        let call =
+            json!({ "name": "bash", "arguments": { "command": "touch began; sleep 98765" } });
+        conversation.send("tools/call", call);
+        eventually("the command runs", || place.workspace().join("began").exists());
+        signal(&conversation.server, sent);
+        conversation.server.stdin = conversation.input.take();
+        let Conversation { server, .. } = conversation;
+        wait(server).code_is(code);
+        place.assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn an_ordinary_user_can_serve() {
+    let place = Place::of_an_ordinary_user();
+    let mut conversation = Conversation::begin(&place, &[]);
+    assert_eq!(conversation.bash("echo hello")["stdout"], "hello\n");
+    conversation.end().is(0, "", "");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn the_spec_of_the_bound_sandbox_is_what_flags_say() {
+    let place = Place::new();
+    let flags = ["--read-only", "--env", "GREETING=hi", "--timeout", "1s"];
+    let mut conversation = Conversation::begin(&place, &flags);
+    assert_eq!(conversation.bash("echo $GREETING")["stdout"], "hi\n");
+    assert_ne!(conversation.bash("touch x")["exitCode"], 0);
+    assert_eq!(conversation.bash("sleep 98765")["timedOut"], true);
+    conversation.end().is(0, "", "");
+    assert!(!place.workspace().join("x").exists());
+}
+
+#[test]
+fn changes_that_nobody_applied_are_named_at_the_end() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &["--overlay"]);
+    assert_eq!(conversation.bash("echo hello > new")["exitCode"], 0);
+    let done = conversation.end();
+    assert!(done.stderr.starts_with("stockade: changes are kept apart in workspace "), "{done:?}");
+    done.is(0, "", &done.stderr);
+    assert!(!place.workspace().join("new").exists());
+    let mut idle = Conversation::begin(&place, &["--overlay"]);
+    assert_eq!(idle.bash("true")["exitCode"], 0);
+    idle.end().is(0, "", "");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn nothing_is_built_until_it_is_needed() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &[]);
+    let tools = conversation.ask("tools/list", json!({}));
+    assert!(tools["tools"].as_array().unwrap().len() > 10);
+    let leases = std::fs::read_dir(place.state().join("leases")).unwrap();
+    assert_eq!(leases.flatten().filter(|entry| entry.file_name() != "lock").count(), 0);
+    conversation.end().is(0, "", "");
+}
+
+/// Has the user's file say this.
+fn configure(place: &Place, text: &str) {
+    let dir = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("config.toml"), text).unwrap();
+}
+
+/// The sandboxes that `ps` says are so.
+fn those(place: &Place, state: &str) -> Vec<String> {
+    let listed = place.stockade(&["ps", "--json"]).stdout;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let rows = listed["sandboxes"].as_array().unwrap().iter();
+    let are_so = rows.filter(|row| row["state"] == state);
+    are_so.map(|row| row["sandbox"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_is_kept_ready_is_taken_and_nothing_of_it_is_left() {
+    let place = Place::new();
+    configure(&place, "[[pool]]\nminimum = 2\n");
+    let mut conversation = Conversation::begin(&place, &[]);
+    eventually("two are ready", || those(&place, "ready").len() == 2);
+    let ready = those(&place, "ready");
+    assert_eq!(conversation.bash("echo hello")["stdout"], "hello\n");
+    let [bound] = &those(&place, "alive")[..] else { panic!("it has one sandbox") };
+    assert!(ready.contains(bound), "it was made anew");
+    eventually("another is made", || those(&place, "ready").len() == 2);
+    let agents: Vec<_> = those(&place, "ready").iter().flat_map(|id| pids_of(id)).collect();
+    assert!(!agents.is_empty());
+    conversation.end().is(0, "", "");
+    place.assert_nothing_is_left();
+    let left = command_lines();
+    assert!(!ready.iter().any(|id| left.iter().any(|line| line.contains(id.as_str()))));
+}
+
+#[test]
+fn a_pool_that_cannot_be_is_refused_and_one_that_is_of_no_use_is_said_to_be() {
+    let place = Place::new();
+    configure(&place, "[[pool]]\nminimum = 3\nmaximum = 2\n");
+    place.stockade(&["mcp"]).is_refused(&["minimum 3", "maximum 2"]);
+    configure(&place, "[[pool]]\nminimum = 1\n[[pool]]\nminimum = 1\n");
+    place.stockade(&["mcp"]).is_refused(&["the same spec"]);
+    place.assert_nothing_is_left();
+    configure(&place, "[[pool]]\n");
+    let done = Conversation::begin(&place, &["--overlay"]).end();
+    assert!(done.stderr.contains("no sandbox is kept ready"), "{done:?}");
+}
+
+#[test]
+fn a_message_that_is_none_does_not_end_the_conversation() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &[]);
+    conversation.say(json!("no message"));
+    writeln!(conversation.input.as_mut().unwrap(), "{{ not json").unwrap();
+    let id = conversation.send("tools/list", json!({}));
+    while conversation.hear()["id"] != id {}
+    conversation.end().code_is(0);
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_before_anybody_connects() {
+    let place = Place::new();
+    let refused = |args: &[&str], parts: &[&str]| place.stockade(args).is_refused(parts);
+    refused(&["mcp", "--http", "0.0.0.0:0"], &["0.0.0.0", "--allow-remote"]);
+    refused(&["mcp", "--local", "--no-workspace"], &["--local", "--workspace"]);
+    refused(&["mcp", "--workspace", "/nowhere"], &["/nowhere"]);
+    refused(&["mcp", "--backend", "nonsense"], &["nonsense"]);
+    let mut at_the_root = place.command(&["mcp"]);
+    at_the_root.current_dir("/");
+    finish(at_the_root).is_refused(&["`/`", "--workspace"]);
+}
+
+#[test]
+fn a_token_that_others_can_read_or_guess_is_refused() {
+    let place = Place::new();
+    let file = place.path("token");
+    let name = file.to_str().unwrap();
+    let args = ["mcp", "--http", "127.0.0.1:0", "--token-file", name];
+    place.stockade(&args).is_refused(&["--token-file", name]);
+    std::fs::write(&file, "0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    place.stockade(&args).is_refused(&["others can read", "chmod 600"]);
+    std::fs::write(&file, "short\n").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    place.stockade(&args).is_refused(&["fewer than 16"]);
+}
+
+#[test]
+fn where_it_listens_is_printed_and_a_given_token_is_not() {
+    let place = Place::new();
+    let file = place.path("token");
+    std::fs::write(&file, "0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    let args = ["mcp", "--http", "127.0.0.1:0", "--token-file", file.to_str().unwrap()];
+    let (server, line) = common::start(place.command(&args));
+    assert!(line.starts_with("url   http://127.0.0.1:") && line.ends_with("/mcp"), "{line}");
+    signal(&server, Signal::TERM);
+    wait(server).is(143, "", "");
+}

@@ -1,0 +1,163 @@
+//! `stockade mcp` as agents meet it: driven by the official Python client over both transports and both
+//! lives of the protocol (with a handshake, and without), and looked at by the inspector. A client that
+//! is not there is a failure: `scripts/setup` puts it there.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::common;
+use crate::common::{Done, Place, finish};
+use serde_json::Value;
+
+/// Whether the client opens with a handshake (the revisions until 2025-11-25) or not (since 2026-07-28).
+const LIVES: [&str; 2] = ["legacy", "auto"];
+
+/// The clients that `scripts/setup` made.
+fn clients() -> PathBuf {
+    let clients = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/clients"));
+    assert!(clients.join("made").exists(), "the clients are not there: run scripts/setup");
+    clients
+}
+
+/// A command in the place's surroundings that runs another program.
+fn in_place(place: &Place, program: PathBuf) -> Command {
+    let like = place.command(&[]);
+    let mut command = Command::new(program);
+    command.current_dir(like.get_current_dir().unwrap()).env_clear();
+    command.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+}
+
+fn python(place: &Place, scenario: &str, transport: &str, life: &str) -> Done {
+    let mut command = in_place(place, clients().join("python/bin/python"));
+    // Bytecode would be written beside the sources.
+    command.arg("-B").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mcp/client.py"));
+    command.args([scenario, env!("CARGO_BIN_EXE_stockade"), transport, life]);
+    finish(command)
+}
+
+/// Runs a scenario, after which nothing may be left.
+#[track_caller]
+fn plays(place: &Place, scenario: &str, transport: &str, life: &str) {
+    let done = python(place, scenario, transport, life);
+    assert_eq!(
+        done.code, 0,
+        "{scenario} over {transport}, {life}:\n{}{}",
+        done.stdout, done.stderr
+    );
+    place.assert_nothing_is_left();
+}
+
+#[track_caller]
+fn plays_everywhere(scenario: &str) {
+    for transport in ["stdio", "http"] {
+        for life in LIVES {
+            plays(&Place::new(), scenario, transport, life);
+        }
+    }
+}
+
+#[test]
+fn an_agent_builds_edits_and_follows_a_program() {
+    plays_everywhere("everyday");
+}
+
+#[test]
+fn a_call_that_is_given_up_is_killed() {
+    plays_everywhere("cancelled");
+}
+
+#[test]
+fn a_person_is_asked_and_only_a_yes_is_a_yes() {
+    plays_everywhere("asked");
+}
+
+#[test]
+fn a_rule_of_the_users_spares_the_question() {
+    let place = Place::new();
+    let config = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&config).unwrap();
+    let rule = "[[approval.rules]]\nverdict = \"allow\"\nmatch = { programs = [\"echo\"] }\n";
+    std::fs::write(config.join("config.toml"), rule).unwrap();
+    plays(&place, "allowed", "stdio", "auto");
+}
+
+#[test]
+fn who_wants_to_know_is_told_how_a_command_goes() {
+    plays(&Place::new(), "told", "stdio", "legacy");
+    plays(&Place::new(), "told", "http", "auto");
+}
+
+#[test]
+fn sessions_share_nothing() {
+    for life in LIVES {
+        plays(&Place::new(), "apart", "http", life);
+    }
+}
+
+#[test]
+fn nobody_gets_in_without_the_token_or_from_elsewhere() {
+    plays(&Place::new(), "guarded", "http", "legacy");
+}
+
+#[test]
+fn an_idle_session_ends_with_its_sandboxes() {
+    for life in LIVES {
+        plays(&Place::new(), "idle", "http", life);
+    }
+}
+
+#[test]
+fn changes_reach_the_users_files_when_they_are_applied() {
+    for transport in ["stdio", "http"] {
+        plays(&Place::new(), "transaction", transport, "auto");
+    }
+}
+
+#[test]
+fn five_sandboxes_at_once_have_changes_of_their_own() {
+    plays(&Place::new(), "five", "stdio", "legacy");
+    plays(&Place::new(), "five", "http", "auto");
+}
+
+/// The tools that the inspector lists.
+fn inspected(place: &Place, target: &[&str]) -> BTreeSet<String> {
+    let modules = clients().join("node_modules");
+    let runtime =
+        format!("node-linux-{}", if cfg!(target_arch = "x86_64") { "x64" } else { "arm64" });
+    let mut command = in_place(place, modules.join(runtime).join("bin/node"));
+    command.arg(modules.join(".bin/mcp-inspector")).arg("--cli").args(target);
+    command.args(["--method", "tools/list"]);
+    let done = finish(command);
+    assert_eq!(done.code, 0, "{done:?}");
+    let listed: Value = serde_json::from_str(&done.stdout).unwrap();
+    let name = |tool: &Value| tool["name"].as_str().unwrap().to_owned();
+    listed["tools"].as_array().unwrap().iter().map(name).collect()
+}
+
+#[test]
+fn the_inspector_lists_the_same_tools_over_both_transports() {
+    let place = Place::new();
+    let here = inspected(&place, &[env!("CARGO_BIN_EXE_stockade"), "mcp"]);
+    assert!(here.contains("bash") && here.len() > 10, "{here:?}");
+    let (server, door) = common::start(place.command(&["--json", "mcp", "--http"]));
+    let door: Value = serde_json::from_str(&door).unwrap();
+    let header = format!("Authorization: Bearer {}", door["token"].as_str().unwrap());
+    let url = door["url"].as_str().unwrap();
+    let there = inspected(&place, &[url, "--transport", "http", "--header", &header]);
+    common::signal(&server, rustix::process::Signal::TERM);
+    common::wait(server).code_is(143);
+    assert_eq!(here, there);
+}
+
+mod needs_browser {
+    use super::*;
+
+    #[test]
+    fn a_page_of_the_sandbox_is_seen() {
+        for transport in ["stdio", "http"] {
+            plays(&Place::new(), "picture", transport, "auto");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! `stockade run`: what comes out, what it ends with, and what the command finds inside.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::process::Stdio;
+
+use crate::common;
+use crate::common::{Place, finish, wait};
+
+#[test]
+fn output_of_both_streams_arrives_byte_for_byte_with_the_exit_code() {
+    let place = Place::new();
+    place.stockade(&["run", "--", "sh", "-c", "echo out; echo err >&2"]).is(0, "out\n", "err\n");
+    place.stockade(&["run", "--", "sh", "-c", "printf a; exit 7"]).is(7, "a", "");
+    place.stockade(&["run", "--shell", "printf '%s' \"$0\"; exit 2"]).is(2, "/bin/sh", "");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn flags_end_where_the_command_begins() {
+    let place = Place::new();
+    place.stockade(&["run", "echo", "--json", "-t"]).is(0, "--json -t\n", "");
+    place.stockade(&["run", "--", "echo", "--", "--mem"]).is(0, "-- --mem\n", "");
+}
+
+#[test]
+fn a_command_that_does_not_start_says_why_and_ends_with_126_or_127() {
+    let place = Place::new();
+    place.write("data", "no program");
+    let missing = "stockade: cannot start: `no-such`: No such file or directory\n";
+    place.stockade(&["run", "no-such"]).is(127, "", missing);
+    let denied = "stockade: cannot start: `./data`: Permission denied\n";
+    place.stockade(&["run", "./data"]).is(126, "", denied);
+    let nowhere = "stockade: cannot start: cannot enter `nowhere`: No such file or directory\n";
+    place.stockade(&["run", "--workdir", "nowhere", "true"]).is(126, "", nowhere);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_signal_ends_it_with_128_and_its_number() {
+    Place::new().stockade(&["run", "--shell", "kill -SEGV $$"]).is(139, "", "");
+}
+
+#[test]
+fn time_that_runs_out_ends_it_with_124() {
+    let place = Place::new();
+    let reason =
+        "stockade: timed out: the wall-time limit of 300ms ran out (raise it with --timeout)\n";
+    place
+        .stockade(&["run", "--timeout", "300ms", "--shell", "echo a; sleep 100"])
+        .is(124, "a\n", reason);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_limit_that_is_exceeded_is_named_and_ends_it_with_137() {
+    let place = Place::new();
+    let eat = "a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $a | wc -c";
+    // An ordinary user may have no control group; the default limit then holds as far as it goes.
+    let done =
+        place.stockade(&["run", "--mem", "24m", "--without", "memory-limit", "--shell", eat]);
+    let reason = "stockade: ended: the memory limit of 24m was exceeded (raise it with --mem)\n";
+    assert_eq!((done.code, done.stderr.as_str()), (137, reason));
+}
+
+#[test]
+fn output_beyond_its_cap_is_dropped_and_counted() {
+    let reason = "stockade: truncated: 6 bytes of stdout dropped beyond the output limit of 10b (raise it \
+                  with --max-output)\n";
+    let args = ["run", "--max-output", "10", "--shell", "echo 123456789012345; exit 3"];
+    Place::new().stockade(&args).is(3, "1234567890", reason);
+}
+
+#[test]
+fn much_binary_output_passes_through_unchanged() {
+    let place = Place::new();
+    let line = "head -c 8000000 /dev/zero | tr '\\0' '\\377' | tee /dev/stderr | cat";
+    let mut command = place.command(&["run", "--shell", line]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    for stream in [output.stdout, output.stderr] {
+        assert_eq!(stream.len(), 8_000_000);
+        assert!(stream.iter().all(|byte| *byte == 0xff));
+    }
+}
+
+#[test]
+fn input_is_passed_on_only_with_i() {
+    let place = Place::new();
+    let fed = |args: &[&str]| {
+        let mut command = place.command(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A command that is not fed may be gone before it is written to.
+        let _ = child.stdin.take().unwrap().write_all(b"one\ntwo\n");
+        wait(child)
+    };
+    fed(&["run", "-i", "cat"]).is(0, "one\ntwo\n", "");
+    fed(&["run", "cat"]).is(0, "", "");
+}
+
+#[test]
+fn the_workspace_is_the_current_directory_and_can_be_changed() {
+    let place = Place::new();
+    place.write("a", "1");
+    place.stockade(&["run", "--shell", "pwd; cat a; echo 2 > b"]).is(0, "/workspace\n1", "");
+    assert_eq!(std::fs::read_to_string(place.workspace().join("b")).unwrap(), "2\n");
+    place.stockade(&["run", "--no-workspace", "ls"]).is(0, "", "");
+}
+
+#[test]
+fn a_read_only_workspace_stays_as_it_is() {
+    let place = Place::new();
+    place.write("a", "1");
+    let done = place.stockade(&["run", "--read-only", "--shell", "cat a; echo 2 > a"]);
+    assert_eq!(done.stdout, "1");
+    assert!(done.code != 0 && done.stderr.contains("Read-only file system"), "{done:?}");
+    assert_eq!(std::fs::read_to_string(place.workspace().join("a")).unwrap(), "1");
+}
+
+#[test]
+fn mounts_are_read_only_unless_told_otherwise() {
+    let place = Place::new();
+    let more = place.path("more");
+    std::fs::create_dir(&more).unwrap();
+    std::fs::write(more.join("f"), "x").unwrap();
+    let source = more.display();
+    let mount = format!("{source}:/data");
+    let done =
+        place.stockade(&["run", "--mount", &mount, "--shell", "cat /data/f; echo y > /data/f"]);
+    assert!(done.code != 0 && done.stdout == "x", "{done:?}");
+    let mount = format!("{source}:/data:rw");
+    place.stockade(&["run", "--mount", &mount, "--shell", "echo y > /data/f"]).is(0, "", "");
+    assert_eq!(std::fs::read_to_string(more.join("f")).unwrap(), "y\n");
+}
+
+#[test]
+fn only_variables_that_were_named_are_inside() {
+    let place = Place::new();
+    std::fs::write(place.path("vars"), "# a comment\n\nA=file\nB=two words\n").unwrap();
+    let file = place.path("vars").display().to_string();
+    let mut command = place.command(&[
+        "run",
+        "--env-file",
+        &file,
+        "--env",
+        "A=flag",
+        "--env",
+        "PASSED",
+        "--shell",
+        "echo \"$A $B $PASSED ${SECRET-none}\"",
+    ]);
+    command.env("PASSED", "on").env("SECRET", "hunter2");
+    finish(command).is(0, "flag two words on none\n", "");
+}
+
+#[test]
+fn json_is_one_object_with_everything() {
+    let place = Place::new();
+    let done = place.stockade(&["run", "--json", "--shell", "echo hi; printf '\\377' >&2; exit 4"]);
+    assert_eq!((done.code, done.stderr.as_str()), (4, ""));
+    let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(json["outcome"]["exitCode"], 4);
+    assert_eq!(json["outcome"]["timedOut"], false);
+    assert_eq!(json["backend"], "native");
+    assert_eq!(json["boundary"], "shared-kernel");
+    assert_eq!(json["stdout"], "hi\n");
+    assert!(json.get("stdoutBase64").is_none());
+    assert_eq!((&json["stderr"], &json["stderrBase64"]), (&"\u{fffd}".into(), &"/w==".into()));
+    let job = json["job"].as_str().unwrap();
+    assert!(place.stockade(&["audit", "show", job]).stdout.contains("exit 4"));
+}
+
+#[test]
+fn two_at_once_do_not_see_each_other() {
+    let place = Place::new();
+    let line = ["run", "--no-workspace", "--shell", "echo started; cat; ls; touch mine; ls"];
+    let mut command = place.command(&[&line[..1], &["-i"], &line[1..]].concat());
+    let (mut one, first) = common::start({
+        command.stdin(Stdio::piped());
+        command
+    });
+    assert_eq!(first, "started");
+    place.stockade(&line).is(0, "started\nmine\n", "");
+    drop(one.stdin.take());
+    wait(one).is(0, "mine\n", "");
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn it_works_as_an_ordinary_user_and_without_a_home() {
+    let place = Place::of_an_ordinary_user();
+    let mut command = place.command(&["run", "--shell", "echo 1 > a; cat a; id -u"]);
+    command.env_remove("HOME");
+    finish(command).is(0, "1\n1000\n", "");
+    place.assert_nothing_is_left();
+}
+
+mod needs_root {
+    use super::*;
+
+    #[test]
+    fn root_works_on_another_users_workspace_as_that_user() {
+        let place = Place::new();
+        place.write("theirs", "before");
+        for path in [place.workspace(), place.workspace().join("theirs")] {
+            std::os::unix::fs::chown(path, Some(50_321), Some(50_322)).unwrap();
+        }
+        place
+            .stockade(&["run", "--shell", "id -u; echo after >theirs; : >new"])
+            .is(0, "1000\n", "");
+        let new = std::fs::metadata(place.workspace().join("new")).unwrap();
+        assert_eq!((new.uid(), new.gid()), (50_321, 50_322));
+        assert_eq!(std::fs::read_to_string(place.workspace().join("theirs")).unwrap(), "after\n");
+        place.assert_nothing_is_left();
+    }
+}

@@ -1,0 +1,203 @@
+//! States that are captured, kept, carried elsewhere, brought back and copied, by real processes.
+
+use std::fs;
+
+use crate::common;
+use crate::common::lasting::{Lasting, eventually};
+
+fn take(place: &Lasting, id: &str) -> String {
+    let taken = place.stockade(&["snapshot", "take", id]);
+    taken.code_is(0);
+    taken.stdout.trim().to_owned()
+}
+
+#[test]
+fn a_state_is_taken_listed_brought_back_and_removed() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo before > file; echo before > /tmp/file").is(0, "", "");
+    let snapshot = take(&place, &id);
+    place.shell(&id, "echo after > file; rm /tmp/file; echo new > new").is(0, "", "");
+    place.stockade(&["snapshot", "restore", &id, &snapshot]).is(0, "", "");
+    place.shell(&id, "cat file /tmp/file; ls").is(0, "before\nbefore\nfile\n", "");
+    place.stockade(&["snapshot", "ls", "-q"]).is(0, &format!("{snapshot}\n"), "");
+    let table = place.stockade(&["snapshot", "ls"]).stdout;
+    for part in ["SNAPSHOT", "files", "native", snapshot.as_str()] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    place.stockade(&["snapshot", "rm", &snapshot]).is(0, "", "");
+    let gone = place.stockade(&["snapshot", "restore", &id, &snapshot]);
+    gone.code_is(125);
+    assert!(gone.stderr.contains("there is no snapshot"), "{}", gone.stderr);
+    place.stockade(&["kill", &id]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_local_workspace_is_captured_and_its_copies_have_their_own() {
+    let place = Lasting::new();
+    let id = place.create(&["--env", "TOLD=yes"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let forked = place.stockade(&["fork", &id, "-n", "3"]);
+    forked.code_is(0);
+    let copies: Vec<_> = forked.stdout.lines().collect();
+    assert_eq!(copies.len(), 3, "{}", forked.stdout);
+    for copy in &copies {
+        place.shell(copy, "cat file; echo $TOLD; echo own > file").is(0, "kept\nyes\n", "");
+    }
+    assert_eq!(fs::read_to_string(place.workspace().join("file")).unwrap(), "kept\n");
+    place.stockade(&["snapshot", "ls", "-q"]).is(0, "", "");
+    let ids: Vec<&str> = ["kill", &id].into_iter().chain(copies).collect();
+    place.stockade(&ids).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_state_travels_to_another_state_directory() {
+    let (here, there) = (Lasting::new(), Lasting::new());
+    let id = here.create(&["--no-workspace"]);
+    here.shell(&id, "echo carried > file").is(0, "", "");
+    let snapshot = take(&here, &id);
+    let file = here.workspace().join("carried.snapshot");
+    let path = file.to_str().unwrap();
+    here.stockade(&["snapshot", "export", &snapshot, "-o", path]).is(0, "", "");
+    here.stockade(&["snapshot", "export", &snapshot, "-o", path]).code_is(125);
+    there.stockade(&["snapshot", "import", path]).is(0, &format!("{snapshot}\n"), "");
+    let made = there.stockade(&["create", "--from", &snapshot]);
+    made.code_is(0);
+    let copy = made.stdout.trim();
+    there.shell(copy, "cat file").is(0, "carried\n", "");
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    there.stockade(&["snapshot", "rm", &snapshot]).code_is(0);
+    let refused = there.stockade(&["snapshot", "import", path]);
+    refused.code_is(125);
+    assert!(refused.stderr.contains("damaged"), "{}", refused.stderr);
+    there.stockade(&["snapshot", "ls", "-q"]).is(0, "", "");
+    there.stockade(&["kill", copy]).code_is(0);
+    here.stockade(&["kill", &id]).code_is(0);
+}
+
+#[test]
+fn a_command_runs_in_a_captured_state_and_leaves_it_as_it_was() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let snapshot = take(&place, &id);
+    place.stockade(&["kill", &id]).code_is(0);
+    let line = "cat file; echo changed > file; echo $TOLD";
+    for _ in 0..2 {
+        let ran =
+            place.stockade(&["run", "--from", &snapshot, "--env", "TOLD=yes", "--shell", line]);
+        ran.is(0, "kept\nyes\n", "");
+    }
+    let slow = ["run", "--from", &snapshot, "--timeout", "1s", "--", "sleep", "60"];
+    place.stockade(&slow).code_is(124);
+    place.stockade(&["run", "--from", "whatever", "--", "true"]).is_refused(&["no snapshot"]);
+    let both = place.stockade(&["run", "--from", &snapshot, "--overlay", "--", "true"]);
+    both.is_refused(&["cannot be used with"]);
+    place.stockade(&["snapshot", "rm", &snapshot]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn what_a_captured_state_answers_cannot_be_asked_for_again() {
+    let place = Lasting::new();
+    for flag in ["--overlay", "--read-only", "--mem=1g", "--workspace=."] {
+        let refused = place.stockade(&["create", "--from", "whatever", flag]);
+        refused.code_is(125);
+        assert!(refused.stderr.contains("cannot be used with"), "{flag}: {}", refused.stderr);
+    }
+    let unknown = place.stockade(&["create", "--from", "whatever"]);
+    unknown.code_is(125);
+    assert!(unknown.stderr.contains("there is no snapshot"), "{}", unknown.stderr);
+}
+
+#[test]
+fn a_paused_sandbox_stands_still_and_can_be_ended() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    let paused = place.stockade(&["pause", &id]);
+    if paused.stderr.contains("no control group can be frozen") {
+        println!("skipped: no control group can be frozen here");
+        assert!(std::env::var_os("CI").is_none(), "CI has a freezer");
+        return;
+    }
+    paused.is(0, "", "");
+    let refused = place.stockade(&["snapshot", "take", &id]);
+    refused.code_is(125);
+    assert!(refused.stderr.contains("resume it first"), "{}", refused.stderr);
+    place.stockade(&["resume", &id]).is(0, "", "");
+    place.shell(&id, "echo goes on").is(0, "goes on\n", "");
+    place.stockade(&["pause", &id]).is(0, "", "");
+    place.stockade(&["kill", &id]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_paused_sandbox_whose_supervisor_is_killed_leaves_nothing() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.stockade(&["pause", &id]);
+    place.slay_owner(&id);
+    eventually("the sandbox is cleared away", || place.stockade(&["ps", "-q"]).stdout.is_empty());
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_failure() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "head -c 1000000 /dev/urandom > noise").is(0, "", "");
+    let snapshot = take(&place, &id);
+    let mut export = place.command(&["snapshot", "export", &snapshot, "-o", "-"]);
+    let mut export = export
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(export.stdout.take());
+    common::wait(export).is(0, "", "");
+    place.stockade(&["kill", &id]).code_is(0);
+}
+
+#[test]
+fn twenty_copies_are_twenty_different_machines() {
+    const IDENTITY: &str = "uname -n; cat /proc/sys/kernel/random/uuid; \
+                            head -c 16 /dev/urandom | od -An -tx1; cat /etc/machine-id 2>/dev/null";
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let forked = place.stockade(&["fork", &id, "-n", "20"]);
+    forked.code_is(0);
+    let all: Vec<&str> = forked.stdout.lines().chain([id.as_str()]).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    for one in &all {
+        let told = place.shell(one, IDENTITY).stdout;
+        assert!(told.lines().count() >= 3, "{told}");
+        for line in told.lines() {
+            assert!(seen.insert(line.to_owned()), "{line} is there twice: {told}");
+        }
+        let own = format!("echo {one} > file; cat file");
+        place.shell(one, &own).is(0, &format!("{one}\n"), "");
+    }
+    for one in &all {
+        place.shell(one, "cat file").is(0, &format!("{one}\n"), "");
+    }
+    place.stockade(&[&["kill"][..], &all].concat()).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_copy_of_one_that_ends_with_its_program_does_not_live_for_ever() {
+    let place = Lasting::new();
+    let run = ["run", "--detach", "--no-workspace", "--", "sleep", "50"];
+    let id = place.json(&run)["sandbox"].as_str().unwrap().to_owned();
+    let copy = place.stockade(&["fork", &id]).stdout.trim().to_owned();
+    assert!(place.listed(&id).unwrap()["idle"].is_null());
+    assert!(!place.listed(&copy).unwrap()["idle"].is_null());
+    place.stockade(&["kill", &id, &copy]).code_is(0);
+    place.assert_all_is_gone();
+}

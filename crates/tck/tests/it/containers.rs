@@ -1,0 +1,162 @@
+//! What is tried on the containers of Docker and of Podman alike, each of the test's own.
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command as Program, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::engines::{Engine, Kind};
+use crate::sample;
+use stockade_backends::docker::{Docker, Options as DockerOptions};
+use stockade_core::{Backend, Command, Ending, HostPath, Image, SandboxSpec};
+use stockade_engine::{Engine as Stockade, EngineConfig};
+use stockade_tck::{
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, OnHost, Options, Report, Status, Subject,
+    hostile, probe_bytes, run, write_image,
+};
+
+const IMAGE: &str = "localhost/stockade-tck/probe:1";
+
+/// How often each engine is killed, and how often in a long run.
+const KILLS: [u64; 2] = [10, 50];
+/// What C-31 allows, and a little for a busy machine's own clients.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A directory with the probe in it.
+pub fn furnished() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let probe = root.path().join("probe");
+    std::fs::write(&probe, probe_bytes()).unwrap();
+    std::fs::set_permissions(&probe, std::fs::Permissions::from_mode(0o755)).unwrap();
+    root
+}
+
+fn give_image(engine: &Engine) {
+    engine.import(furnished().path(), IMAGE);
+}
+
+pub fn backend(socket: &Path) -> Docker {
+    with_runtime(socket, None)
+}
+
+pub fn with_runtime(socket: &Path, runtime: Option<&str>) -> Docker {
+    let (socket, runtime) = (Some(socket.to_owned()), runtime.map(str::to_owned));
+    Docker::new(DockerOptions { socket, runtime }, Arc::new(|_| {}))
+}
+
+/// The engine as a subject of the kit, with whoever is killed on it.
+async fn subject(engine: &Engine, runtime: Option<&str>) -> Arc<OnHost> {
+    give_image(engine);
+    let process = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
+    let socket = engine.socket.to_string_lossy();
+    let place =
+        runtime.map_or(format!("docker:{socket}"), |name| format!("docker:{name}@{socket}"));
+    let subject = OnHost::new(Arc::new(with_runtime(&engine.socket, runtime)))
+        .with_image(IMAGE.parse().unwrap())
+        .with_engine_process(process, vec![place]);
+    let measured = subject.backend().probe().await;
+    assert_eq!(measured.unavailable, None, "{}", engine.log());
+    Arc::new(subject)
+}
+
+fn only() -> Vec<String> {
+    std::env::var("STOCKADE_TCK_ONLY").map(|text| vec![text]).unwrap_or_default()
+}
+
+fn approve(report: &Report, least: usize) {
+    println!("{}", report.table());
+    for case in &report.cases {
+        if let Status::Failed(reason) | Status::Skipped(reason) = &case.status {
+            println!("{}: {reason}", case.name);
+        }
+    }
+    assert_eq!(report.failures(), Vec::<&str>::new());
+    let passed = report.cases.iter().filter(|case| case.status == Status::Passed).count();
+    let least = if only().is_empty() { least } else { 1 };
+    assert!(passed >= least, "only {passed} cases ran");
+}
+
+pub async fn judge(kind: Kind, runtime: Option<&str>, least: usize) {
+    let engine = Engine::start(kind);
+    let subject = subject(&engine, runtime).await;
+    approve(&run(subject, &Options { only: only(), jobs: 4 }).await, least);
+    assert_eq!(engine.containers(), Vec::<String>::new());
+}
+
+pub async fn attack(kind: Kind) {
+    let engine = Engine::start(kind);
+    let subject = subject(&engine, None).await;
+    approve(&hostile::run(subject, only()).await, 15);
+    assert_eq!(engine.containers(), Vec::<String>::new());
+}
+
+pub async fn names_are_kept(kind: Kind) {
+    let engine = Engine::start(kind);
+    give_image(&engine);
+    let before = engine.said(&["image", "inspect", "--format", "{{.Id}}", IMAGE]);
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("image.tar");
+    write_image(&file, probe_bytes(), &[IMAGE]).unwrap();
+    let stockade = Stockade::open(
+        EngineConfig::at(place.path().join("state")),
+        vec![Arc::new(backend(&engine.socket))],
+    );
+    let image = Image::Oci(HostPath::try_from(file).unwrap());
+    let backend = "docker".parse().unwrap();
+    let spec = SandboxSpec { backend, image, ..SandboxSpec::default() };
+    let ran = stockade.await.unwrap().run(spec, Command::program(["/probe", "exit", "5"])).await;
+    assert_eq!(ran.unwrap().outcome().await.ending, Ending::Exited(5));
+    assert_eq!(engine.said(&["image", "inspect", "--format", "{{.Id}}", IMAGE]), before);
+}
+
+/// Kills a Stockade that builds and removes, at instants that are spread over all it does, and looks
+/// with the engine's own client for what is left when the next one has opened.
+pub async fn kill_many(kind: Kind) {
+    let engine = Engine::start(kind);
+    let (state, workspace) = (tempfile::tempdir().unwrap(), furnished());
+    let mark = format!("killed{}{kind:?}", std::process::id());
+    let (kills, whole) = (sample::rounds(KILLS), KILLS[1]);
+    let mut reaped = 0;
+    // A short run takes every so many of the instants that a long one takes all of.
+    for round in (0..kills).map(|round| round * whole / kills) {
+        let mut child = Program::new(env!("CARGO_BIN_EXE_stockade-tck-engine"))
+            .args([&format!("docker:{}", engine.socket.display()), "churn"])
+            .env(ENGINE_STATE, state.path().join("state"))
+            .env(ENGINE_WORKSPACE, workspace.path())
+            .env(MARK, &mark)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // One in five before it has begun.
+        if round % 5 != 0 {
+            child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(round * 37 % 900));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let config = EngineConfig::at(state.path().join("state"));
+        let config = EngineConfig { reap_on_open: false, ..config };
+        let next: Arc<dyn Backend> = Arc::new(backend(&engine.socket));
+        let stockade = Stockade::open(config, vec![next]).await.unwrap();
+        reaped += stockade.reap().await.unwrap().len();
+        let until = Instant::now() + SOON;
+        loop {
+            // Whoever connects removes what was made only to measure. The engine may still be making it, and
+            // then the next one does.
+            backend(&engine.socket).list().await.unwrap();
+            let mut left = engine.containers();
+            left.extend(engine.helpers());
+            left.extend(HostObserver::default().search(&[&mark]));
+            if left.is_empty() {
+                break;
+            }
+            assert!(Instant::now() < until, "after kill {round}: {left:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    println!("{kills} kills: nothing left; {reaped} were reaped by the next engine");
+}

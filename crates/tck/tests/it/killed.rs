@@ -1,0 +1,234 @@
+//! Engines killed where they stand, hundreds of times, at instants nobody chose: nothing is left, as
+//! counted from outside (C-31).
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::{ordinary, sample};
+use rustix::process::{Pid, Signal, kill_process};
+use stockade_backends::native::Native;
+use stockade_core::Backend;
+use stockade_engine::{Engine, EngineConfig, Verdict};
+use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, probe_bytes};
+
+/// How often each test kills an engine, and how often in a long run.
+const KILLS: [usize; 2] = [60, 252];
+const AT_ONCE: usize = 4;
+/// What C-31 allows.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Whom the kill hits.
+#[derive(Clone, Copy)]
+enum Target {
+    Engine,
+    EngineAndLauncher,
+}
+
+/// Numbers without luck: the same ones each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
+
+/// An engine that was killed.
+struct Killed {
+    pid: i32,
+    /// Whom it had started.
+    family: Vec<(i32, u64)>,
+    at: Instant,
+}
+
+/// One place in which engines are killed, one after the other.
+struct Ring {
+    base: tempfile::TempDir,
+    mark: String,
+    dice: Dice,
+    target: Target,
+}
+
+impl Ring {
+    fn new(number: usize, target: Target) -> Self {
+        let base = tempfile::Builder::new().prefix("stockade-killed-").tempdir().unwrap();
+        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let workspace = base.path().join("workspace");
+        fs::create_dir(&workspace).unwrap();
+        fs::write(workspace.join("probe"), probe_bytes()).unwrap();
+        fs::set_permissions(workspace.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
+        let mark = format!("killed{}x{number}x{}", std::process::id(), target as usize);
+        Self { base, mark, dice: Dice(0x5eed + number as u64), target }
+    }
+
+    fn state(&self) -> PathBuf {
+        self.base.path().join("state")
+    }
+
+    fn start(&self) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_stockade-tck-engine"))
+            .args(["native", "churn"])
+            .env(ENGINE_STATE, self.state())
+            .env(ENGINE_WORKSPACE, self.base.path().join("workspace"))
+            .env(MARK, &self.mark)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Starts an engine and kills it: half of them before they have begun, half in the middle of it.
+    fn kill_one(&mut self) -> Killed {
+        let mut child = self.start();
+        if self.dice.below(2) == 1 {
+            child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+            sleep(Duration::from_micros(self.dice.below(60_000)));
+        } else {
+            sleep(Duration::from_micros(self.dice.below(30_000)));
+        }
+        let engine = Pid::from_child(&child);
+        let pid = engine.as_raw_nonzero().get();
+        // Held still, so that whom it had started can be written down.
+        kill_process(engine, Signal::STOP).unwrap();
+        let (launchers, family) = (children(pid), descendants(pid));
+        if let Target::EngineAndLauncher = self.target {
+            for launcher in launchers.into_iter().filter_map(Pid::from_raw) {
+                // It may not be a launcher yet, but it is about to become one.
+                let _ = kill_process(launcher, Signal::KILL);
+            }
+        }
+        kill_process(engine, Signal::KILL).unwrap();
+        child.wait().unwrap();
+        Killed { pid, family, at: Instant::now() }
+    }
+
+    /// What would carry traces: the mark, throw-away sandboxes, and the last ones that were recorded.
+    fn needles(&self, killed: &Killed) -> Vec<String> {
+        let pid = killed.pid;
+        let mut needles = vec![self.mark.clone(), format!("probe{pid}n"), format!("trial{pid}n")];
+        let journal = fs::read_to_string(self.state().join("journal.jsonl")).unwrap_or_default();
+        let recorded = journal.lines().rev().take(8);
+        for id in recorded.filter_map(|line| line.split("\"sandbox\":\"").nth(1)?.split('"').next())
+        {
+            if !needles.iter().any(|needle| needle == id) {
+                needles.push(id.to_owned());
+            }
+        }
+        needles
+    }
+
+    /// One kill, and everything that has to hold after it. Says how many sandboxes had to be reaped.
+    async fn round(&mut self) -> usize {
+        let killed = self.kill_one();
+        let until = killed.at + SOON;
+        until_none(until, "processes of a killed engine live on", || killed.living());
+        let needles = self.needles(&killed);
+        let needles: Vec<&str> = needles.iter().map(String::as_str).collect();
+        let backend: Arc<dyn Backend> = Arc::new(Native::new());
+        let config = EngineConfig { reap_on_open: false, ..EngineConfig::at(self.state()) };
+        let engine = Engine::open(config, vec![Arc::clone(&backend)]).await.unwrap();
+        let reaped = engine.reap().await.unwrap().len();
+        assert_eq!(engine.list().await.unwrap().leases, [], "leases are left");
+        let listed = backend.list().await.unwrap();
+        let left = listed.iter().find(|id| needles.contains(&id.as_str()));
+        assert_eq!(left, None, "a sandbox is listed");
+        let observer = HostObserver::new([std::env::temp_dir()]);
+        until_none(until, "something is left", || {
+            let mut found = observer.search(&needles);
+            found.extend(killed.living().iter().map(|pid| format!("process {pid}")));
+            found
+        });
+        let verdict = engine.journal().verify().unwrap();
+        assert!(matches!(verdict, Verdict::Clean { .. }), "{verdict:?}");
+        reaped
+    }
+}
+
+impl Killed {
+    /// Those of its family that have not ended.
+    fn living(&self) -> Vec<i32> {
+        let lives = |known: &&(i32, u64)| birth_of(known.0) == Some(known.1);
+        self.family.iter().filter(lives).map(|known| known.0).collect()
+    }
+}
+
+fn until_none<T: std::fmt::Debug>(until: Instant, what: &str, look: impl Fn() -> Vec<T>) {
+    loop {
+        let left = look();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < until, "{what} after {SOON:?}: {left:?}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let pids = |list: String| -> Vec<i32> {
+        list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    lists.flat_map(pids).collect()
+}
+
+/// Everybody below a process, each with the time of its birth, which tells it from a later namesake.
+fn descendants(pid: i32) -> Vec<(i32, u64)> {
+    let below = |child: i32| {
+        let own = birth_of(child).map(|born| (child, born));
+        own.into_iter().chain(descendants(child)).collect::<Vec<_>>()
+    };
+    children(pid).into_iter().flat_map(below).collect()
+}
+
+/// When a process was born, if it lives.
+fn birth_of(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let lives = !matches!(*fields.first()?, "Z" | "X");
+    lives.then(|| fields.get(19)?.parse().ok()).flatten()
+}
+
+fn kill_many(target: Target) {
+    let (begun, kills) = (Instant::now(), sample::rounds(KILLS));
+    let ring = |number| {
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let (runtime, mut ring) = (runtime.unwrap(), Ring::new(number, target));
+            (0..kills / AT_ONCE).map(|_| runtime.block_on(ring.round())).sum::<usize>()
+        })
+    };
+    let rings: Vec<_> = (0..AT_ONCE).map(ring).collect();
+    let reaped: usize = rings.into_iter().map(|ring| ring.join().unwrap()).sum();
+    let took = begun.elapsed();
+    println!(
+        "{kills} kills in {took:?}: nothing left; {reaped} sandboxes were reaped by the next engine"
+    );
+}
+
+#[test]
+fn nothing_is_left_of_engines_killed_at_any_instant() {
+    kill_many(Target::Engine);
+}
+
+#[test]
+fn nothing_is_left_of_engines_killed_together_with_their_launchers() {
+    kill_many(Target::EngineAndLauncher);
+}
+
+#[test]
+fn nothing_is_left_of_an_ordinary_users_engines_either() {
+    ordinary::repeat(
+        module_path!(),
+        "nothing_is_left_of_engines_killed_together_with_their_launchers",
+    );
+}

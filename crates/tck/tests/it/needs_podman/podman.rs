@@ -1,0 +1,32 @@
+//! The whole kit on the containers of a Podman of the test's own.
+
+use crate::containers::{attack, judge, kill_many, names_are_kept};
+use crate::engines::Kind;
+use crate::ordinary;
+
+/// As root, and once more as an ordinary user, whose Podman then is without root too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn podman_passes_every_case_it_declares_the_features_for() {
+    let least = if rustix::process::geteuid().is_root() { 100 } else { 90 };
+    judge(Kind::Podman, None, least).await;
+}
+
+#[test]
+fn podman_without_root_passes_too() {
+    ordinary::repeat(module_path!(), "podman_passes_every_case_it_declares_the_features_for");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn hostile_programs_end_in_the_right_outcome_in_podman() {
+    attack(Kind::Podman).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archive_takes_no_name_from_an_image_of_podmans() {
+    names_are_kept(Kind::Podman).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_in_podman_of_engines_killed_at_any_instant() {
+    kill_many(Kind::Podman).await;
+}

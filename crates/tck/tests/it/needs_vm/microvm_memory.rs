@@ -1,0 +1,200 @@
+//! Machines that are captured with their memory: what runs in them goes on, in place, in copies, and under
+//! another state directory.
+
+use std::collections::BTreeSet;
+use std::io::Seek;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::machines;
+use crate::ordinary;
+use stockade_core::{
+    Backend, Bytes, Command, Ending, ErrorCode, Limits, SandboxId, SandboxSpec, Signal,
+    SnapshotKind,
+};
+use stockade_engine::{Engine, EngineConfig, OutputEvent};
+
+/// How many copies are made of one.
+const COPIES: usize = 20;
+/// How many programs run in one that is taken back to before them.
+const OWN: usize = 20;
+const SOON: Duration = Duration::from_secs(60);
+
+/// Two programs whose state is in their memory alone: one counts, and one does what it is told.
+const PROGRAMS: &str = r#"
+    mkfifo /tmp/told
+    setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.5; done' \
+        > /dev/null 2>&1 < /dev/null &
+    setsid sh -c 'known=secret; while :; do read line < /tmp/told; eval "$line"; done' \
+        > /dev/null 2>&1 < /dev/null &
+"#;
+
+/// How far the one has come, which may be writing just now; what the other knows.
+const COUNT: &str = "until read n < /tmp/count; do :; done; echo $n";
+const KNOWN: &str = r#"[ -p /tmp/said ] || mkfifo /tmp/said
+    echo 'echo "$known" > /tmp/said' > /tmp/told; cat /tmp/said"#;
+
+/// What no two machines may have in common: name, ids, and what the kernel makes up.
+const WHO: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
+                   cat /proc/sys/kernel/random/uuid; dd if=/dev/urandom bs=16 count=1 2>/dev/null | sha256sum";
+
+struct Place {
+    engine: Engine,
+}
+
+impl Place {
+    async fn open(state: &Path) -> Self {
+        let backend: Arc<dyn Backend> = machines::backend();
+        Self { engine: Engine::open(EngineConfig::at(state), vec![backend]).await.unwrap() }
+    }
+
+    /// A sandbox in which both programs run.
+    async fn begun(&self) -> SandboxId {
+        let id = self.engine.create(spec()).await.unwrap();
+        self.sh(&id, PROGRAMS).await;
+        id
+    }
+
+    async fn sh(&self, id: &SandboxId, script: &str) -> String {
+        let command = Command::program(["sh", "-c", script]);
+        let execution = self.engine.exec(id, command).await.unwrap();
+        let mut reader = execution.subscribe();
+        let mut text = Vec::new();
+        while let Some(OutputEvent::Output { data, .. }) = reader.next().await {
+            text.extend_from_slice(&data);
+        }
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(execution.outcome().await.ending, Ending::Exited(0), "{script}: {text}");
+        text.trim().to_owned()
+    }
+
+    async fn count(&self, id: &SandboxId) -> u64 {
+        self.sh(id, COUNT).await.parse().unwrap()
+    }
+
+    /// Waits until it has come further.
+    async fn counts_on(&self, id: &SandboxId, from: u64) -> u64 {
+        let waiting = format!("{COUNT}; while [ $n -le {from} ]; do sleep 0.2; {COUNT}; done");
+        let counted = tokio::time::timeout(SOON, self.sh(id, &waiting)).await;
+        counted.unwrap().lines().last().unwrap().parse().unwrap()
+    }
+
+    async fn known(&self, id: &SandboxId) -> String {
+        self.sh(id, KNOWN).await
+    }
+
+    async fn teach(&self, id: &SandboxId, known: &str) {
+        self.sh(id, &format!("echo 'known={known}' > /tmp/told")).await;
+    }
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec { backend: "microvm".parse().unwrap(), ..SandboxSpec::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_go_on_with_their_memory_and_share_none() {
+    let state = tempfile::tempdir().unwrap();
+    let place = Place::open(state.path()).await;
+    let parent = place.begun().await;
+    let before = place.counts_on(&parent, 2).await;
+    let begun = Instant::now();
+    let copies = place.engine.fork(&parent, COPIES).await.unwrap();
+    println!("{COPIES} copies in {:?}", begun.elapsed());
+    let mut seen = BTreeSet::new();
+    for (number, copy) in copies.iter().enumerate() {
+        let own = format!("echo 'known=own{number}' > /tmp/told; echo {number} > /tmp/own");
+        let told = place.sh(copy, &format!("{COUNT}\n{KNOWN}\n{own}\n{WHO}")).await;
+        let mut lines = told.lines().map(str::to_owned);
+        let count: u64 = lines.next().unwrap().parse().unwrap();
+        assert!(count >= before, "it began anew: {count}, and it was {before}");
+        assert_eq!(lines.next().unwrap(), "secret");
+        seen.extend(lines.enumerate());
+    }
+    for (number, copy) in copies.iter().enumerate() {
+        place.counts_on(copy, before).await;
+        let told = place.sh(copy, &format!("{KNOWN}\ncat /tmp/own")).await;
+        assert_eq!(told, format!("own{number}\n{number}"));
+    }
+    assert_eq!(place.known(&parent).await, "secret");
+    assert_eq!(place.sh(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
+    place.counts_on(&parent, before).await;
+    seen.extend(place.sh(&parent, WHO).await.lines().map(str::to_owned).enumerate());
+    assert_eq!(seen.len(), 5 * (COPIES + 1), "{seen:?}");
+    for id in copies.into_iter().chain([parent]) {
+        place.engine.destroy(&id).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_is_taken_back_to_what_it_was() {
+    let state = tempfile::tempdir().unwrap();
+    let place = Place::open(state.path()).await;
+    let id = place.begun().await;
+    place.counts_on(&id, 2).await;
+    let who = place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await;
+    let snapshot = place.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
+    place.teach(&id, "later").await;
+    assert_eq!(place.known(&id).await, "later");
+    for _ in 0..2 {
+        place.engine.restore(&id, &snapshot.id).await.unwrap();
+        assert_eq!(place.known(&id).await, "secret");
+        let now = place.count(&id).await;
+        place.counts_on(&id, now).await;
+        assert_ne!(place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await, who);
+        place.teach(&id, "later").await;
+    }
+    // One of a copy: what was touched before it is in it.
+    let copy = place.engine.create_from(&snapshot.id, spec()).await.unwrap();
+    place.teach(&copy, "copied").await;
+    let second = place.engine.snapshot(&copy, SnapshotKind::Full).await.unwrap();
+    let copy_of_copy = place.engine.create_from(&second.id, spec()).await.unwrap();
+    assert_eq!(place.known(&copy_of_copy).await, "copied");
+    // One that has had commands of its own takes it on as well, and they are gone.
+    let other = place.engine.create(spec()).await.unwrap();
+    let mut own = Vec::new();
+    for _ in 0..OWN {
+        let sleeping = Command::program(["sleep", "600"]);
+        own.push(place.engine.exec(&other, sleeping).await.unwrap());
+    }
+    place.engine.restore(&other, &second.id).await.unwrap();
+    for gone in own {
+        assert_eq!(gone.outcome().await.ending, Ending::Signalled(Signal::KILL));
+    }
+    assert_eq!(place.known(&other).await, "copied");
+    place.engine.destroy(&other).await.unwrap();
+    let other = Limits { memory: Some(Bytes(100 << 20)), ..Limits::default() };
+    let other = SandboxSpec { limits: other, ..spec() };
+    let refused = place.engine.create_from(&snapshot.id, other).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
+    for id in [id, copy, copy_of_copy] {
+        place.engine.destroy(&id).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_runs_goes_on_under_another_state_directory() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, there) = (Place::open(here.path()).await, Place::open(there.path()).await);
+    let id = here.begun().await;
+    let before = here.counts_on(&id, 2).await;
+    let snapshot = here.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
+    here.engine.destroy(&id).await.unwrap();
+    let mut parcel = tempfile::tempfile().unwrap();
+    here.engine.snapshots().export(&snapshot, &mut parcel).unwrap();
+    println!("{} bytes", parcel.stream_position().unwrap());
+    parcel.rewind().unwrap();
+    let snapshot = there.engine.snapshots().import(&mut parcel, Bytes(1 << 40)).unwrap();
+    let id = there.engine.create_from(&snapshot.id, spec()).await.unwrap();
+    assert_eq!(there.known(&id).await, "secret");
+    let now = there.count(&id).await;
+    assert!(now >= before, "it began anew: {now}, and it was {before}");
+    there.counts_on(&id, now).await;
+    there.engine.destroy(&id).await.unwrap();
+}
+
+#[test]
+fn what_runs_goes_on_for_an_ordinary_user_too() {
+    ordinary::repeat(module_path!(), "what_runs_goes_on_under_another_state_directory");
+}

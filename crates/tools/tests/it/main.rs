@@ -1,0 +1,14 @@
+//! The tests of this crate from outside, as one program: linking one takes seconds, linking many minutes.
+//! Those below a module `needs_X` need X; `CONTRIBUTING.md` lists what that may be.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where a value is missing"
+)]
+
+mod approval;
+mod bash;
+mod common;
+mod files;
+mod hostile;

@@ -1,0 +1,32 @@
+//! Runs a test of the same program once more, as an ordinary user.
+
+use std::process::Command;
+
+/// A user and group without a name: nobody's, and so without any right that was not given to all.
+const NOBODY: &str = "50123";
+
+/// Runs this test as an ordinary user; where one is an ordinary user already, it has run as such.
+pub fn repeat(module: &str, test: &str) {
+    // A test is named from the crate on, without its name.
+    let module = module.split_once("::").map_or("", |(_, below)| below);
+    let test = &format!("{module}::{test}");
+    let root = rustix::process::geteuid().is_root();
+    let home = tempfile::Builder::new().prefix("stockade-ordinary-").tempdir().unwrap();
+    let exe = std::env::current_exe().unwrap();
+    let mut command = if root {
+        let owner: u32 = NOBODY.parse().unwrap();
+        std::os::unix::fs::chown(home.path(), Some(owner), Some(owner)).unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"]);
+        command.arg("--").arg(exe);
+        command
+    } else {
+        Command::new(exe)
+    };
+    command.args(["--exact", test, "--nocapture"]);
+    let run = command.env("HOME", home.path()).env("TMPDIR", home.path()).output().unwrap();
+    let told = String::from_utf8_lossy(&run.stdout);
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{}: {told}{said}", run.status);
+    assert!(told.contains("1 passed"), "no test of that name ran as an ordinary user: {told}");
+}
