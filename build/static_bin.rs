@@ -42,10 +42,21 @@ fn static_bin(
         }
     }
     cargo.envs(given.iter().copied());
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", static_flags(root).join("\x1f"));
     let status = cargo.status()?;
     if !status.success() {
         return Err(format!("building {bin} failed: {status}").into());
     }
     Ok(target_dir.join(target).join("static-bin").join(bin))
+}
+
+/// Flags for a static program that has no path of this machine in it, so that it is the same wherever it is
+/// built.
+fn static_flags(root: &std::path::Path) -> Vec<String> {
+    let home = std::env::var_os("HOME").map(|home| std::path::PathBuf::from(home).join(".cargo"));
+    let cargo = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from).or(home);
+    let remap = |from: &std::path::Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), remap(root, "stockade")];
+    flags.extend(cargo.map(|cargo| remap(&cargo, "cargo")));
+    flags
 }

@@ -1,4 +1,4 @@
-//! Measurements against peers. `cargo run --release -p stockade-bench -- [NAME…]` prints the tables;
+//! Measurements against peers. `bench/run [NAME…]` prints the tables;
 //! without a name, all of them. Numbers are printed, never asserted: machines are noisy.
 
 mod docker;

@@ -15,31 +15,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         println!("cargo::rustc-env={name}={}", wasm(&here.join(directory), directory)?.display());
     }
-    #[cfg(feature = "wasm")]
-    println!("cargo::rustc-env=STOCKADE_WASI_COMPONENT={}", component("wasi-files")?.display());
     println!("cargo::rerun-if-env-changed=CI");
     println!("cargo::rerun-if-changed=/usr/bin");
     Ok(())
-}
-
-/// A command that was built, as a component: behind the adapter from preview 1 to preview 2.
-#[cfg(feature = "wasm")]
-fn component(name: &str) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
-    use wasi_preview1_component_adapter_provider::{
-        WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
-    };
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no directory")?);
-    let module = std::fs::read(out.join(format!("{name}.wasm")))?;
-    let out = out.join(format!("{name}-component.wasm"));
-    let made = match module.is_empty() {
-        true => Vec::new(),
-        false => wit_component::ComponentEncoder::default()
-            .module(&module)?
-            .adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER)?
-            .encode()?,
-    };
-    std::fs::write(&out, made)?;
-    Ok(out)
 }
 
 /// C as a WebAssembly command, by the distribution's compiler. An empty file where there is none.

@@ -76,7 +76,7 @@ What every backend and every front end keeps, whatever the walls are made of. Cl
 tests, docs and code comments cite them. Below each clause stand the cases of the conformance kit that
 check it; a case marked *walls* must also fail on the control backend, which has none.
 
-This page is written from the kit's registry: `STOCKADE_WRITE_DOCS=1 cargo nextest run -p stockade-tck
+This page is written from the kit's registry: `STOCKADE_WRITE_DOCS=1 scripts/nextest run -p stockade-tck
 contract_page` brings it up to date, and the same test fails when it is not.
 ";
 

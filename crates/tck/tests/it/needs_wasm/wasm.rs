@@ -108,12 +108,36 @@ async fn files(subject: &OnHost, program: &Path, args: &[&str]) -> String {
 }
 
 /// The same program as a module of preview 1 and as a component of preview 2.
-const FILES: [&str; 2] = [env!("STOCKADE_WASI_FILES"), env!("STOCKADE_WASI_COMPONENT")];
+struct Programs {
+    component: tempfile::NamedTempFile,
+}
+
+impl Programs {
+    /// Puts the module behind the adapter from preview 1 to preview 2.
+    fn new() -> Self {
+        use wasi_preview1_component_adapter_provider::{
+            WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
+        };
+        let module = std::fs::read(env!("STOCKADE_WASI_FILES")).unwrap();
+        let (name, adapter) =
+            (WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER);
+        let encoder = wit_component::ComponentEncoder::default().module(&module).unwrap();
+        let component = encoder.adapter(name, adapter).unwrap().encode().unwrap();
+        let file = tempfile::Builder::new().suffix(".wasm").tempfile().unwrap();
+        std::fs::write(file.path(), component).unwrap();
+        Self { component: file }
+    }
+
+    fn both(&self) -> [&Path; 2] {
+        [Path::new(env!("STOCKADE_WASI_FILES")), self.component.path()]
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn files_and_their_limits_are_the_same_for_a_module_and_a_component() {
+    let programs = Programs::new();
     for subject in [here(), isolated()] {
-        for program in FILES.map(Path::new) {
+        for program in programs.both() {
             assert_eq!(files(&subject, program, &["use"]).await, "use 0\n");
             let (written, room) = numbers(&files(&subject, program, &["fill"]).await, "fill");
             assert!(((1 << 20) - (128 << 10)..=1 << 20).contains(&written), "{written}");
@@ -135,8 +159,9 @@ fn numbers(line: &str, verb: &str) -> (u64, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_pipe_in_the_workspace_is_refused_and_holds_nobody_up() {
+    let programs = Programs::new();
     for subject in [here(), isolated()] {
-        for program in FILES.map(Path::new) {
+        for program in programs.both() {
             for args in [&["pipe"][..], &["pipe", "to-write"]] {
                 assert_eq!(files(&subject, program, args).await, "pipe 1 Permission denied\n");
             }
