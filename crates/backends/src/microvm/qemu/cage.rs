@@ -14,9 +14,9 @@ use tokio::time::timeout;
 
 use super::arguments::Order;
 use crate::across::vmm::send;
+use crate::microvm::NAME;
 use crate::microvm::cage::{Cage, largest_disk, limits, shown};
 use crate::microvm::driver::Machine;
-use crate::microvm::NAME;
 use crate::native::Native;
 
 /// What QEMU takes beside the guest's memory: itself, its compiled code, its threads.
