@@ -108,7 +108,7 @@ pub struct SurroundingArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Share of processor time: cores such as 1.5, or millicores such as 500m.
+    /// Share of processor time: cores such as 1.5, at most as many as there are, or millicores such as 500m.
     #[arg(long, allow_negative_numbers = true, value_name = "CORES")]
     pub cpu: Option<Millicores>,
     /// Memory of the whole sandbox. [default: 512m]
@@ -211,6 +211,7 @@ impl SpecArgs {
             labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
             without: around.without.iter().copied().collect(),
         };
+        check_cores(&spec)?;
         workspace::keep_state_out(&spec, &settings.state_dir()?)?;
         Ok(spec)
     }
@@ -246,6 +247,22 @@ impl MountArg {
     fn resolve(&self) -> Result<Mount> {
         let source = existing("--mount", &self.source)?;
         Ok(Mount { source, target: self.target.clone(), read_only: self.read_only })
+    }
+}
+
+/// Refuses more cores than this machine has, unless the sandbox is for another one.
+fn check_cores(spec: &SandboxSpec) -> Result<()> {
+    if matches!(&spec.backend, BackendChoice::Named(name) if *name == stockade_backends::ssh::NAME)
+    {
+        return Ok(());
+    }
+    let cores = std::thread::available_parallelism()
+        .map_or(u32::MAX, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    match spec.limits.too_many_cores(cores) {
+        None => Ok(()),
+        Some((reason, remedy)) => {
+            Err(Error::new(ErrorCode::Invalid, "--cpu", reason).remedy(remedy))
+        }
     }
 }
 

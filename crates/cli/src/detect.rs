@@ -57,7 +57,20 @@ fn section(capabilities: &Capabilities, printer: &Printer) -> String {
         let (word, how) = row(support);
         table.row([Cell::plain(feature.name()), word, Cell::lines(how)]);
     }
-    head + &table.render(printer)
+    head + &table.render(printer) + &gaps(capabilities, printer)
+}
+
+/// What the contract promises and this backend does not keep here.
+fn gaps(capabilities: &Capabilities, printer: &Printer) -> String {
+    if capabilities.gaps.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(["GAP", "WHAT"]);
+    for gap in &capabilities.gaps {
+        let lines = vec![gap.what.clone(), format!("remedy: {}", gap.remedy)];
+        table.row([Cell::toned(Tone::Fair, &gap.clause), Cell::lines(lines)]);
+    }
+    format!("\n{}", table.render(printer))
 }
 
 /// How far it goes, and by what or why not.

@@ -24,10 +24,12 @@ mod printer;
 mod reasons;
 mod registry;
 mod run;
+mod secrets_in_arguments;
 mod table;
 #[cfg(feature = "tck")]
 mod tck;
 mod terminal;
+mod umask;
 mod usage;
 mod views;
 mod wasm;
@@ -46,9 +48,12 @@ fn main() {
     if std::env::args_os().nth(1).is_some_and(|role| role == registry::WASM_WORKER) {
         std::process::exit(stockade_backends::wasm::worker(std::env::args().skip(2)));
     }
-    // First of all: while this process finds out what is wanted, its copy gets ready for it.
-    let native = if is_run() { Native::ahead() } else { Native::new() };
-    let code = match Cli::try_parse() {
+    umask::make_private();
+    // Before this process is copied, which copies its command line too.
+    let words = secrets_in_arguments::take();
+    // While this process finds out what is wanted, its copy gets ready for it.
+    let native = if is_run(&words) { Native::ahead() } else { Native::new() };
+    let code = match Cli::try_parse_from(words) {
         Ok(cli) => dispatch(cli, native),
         Err(error) => usage::report(&error),
     };
@@ -58,8 +63,8 @@ fn main() {
 
 /// Whether the command line most probably asks for one sandbox with native walls. Being wrong costs a
 /// millisecond.
-fn is_run() -> bool {
-    let mut words = std::env::args_os().skip(1);
+fn is_run(words: &[std::ffi::OsString]) -> bool {
+    let mut words = words.iter().skip(1).cloned();
     words.next().is_some_and(|verb| verb == "run") && !names_another(words)
 }
 

@@ -9,7 +9,7 @@ use stockade_tck::{OnHost, Options, Report, run, serve_engine};
 
 use crate::config::Settings;
 use crate::printer::Printer;
-use crate::registry;
+use crate::{registry, umask};
 
 /// The hidden command that the kit starts in order to kill it.
 pub const ENGINE: &str = "tck-engine";
@@ -55,7 +55,7 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     show(&reports, printer);
     if let Some(file) = &args.junit {
         let text: String = reports.iter().map(Report::junit).collect();
-        std::fs::write(file, text).map_err(|error| {
+        umask::write_for_caller(file, text.as_bytes()).map_err(|error| {
             failed(format!("{} cannot be written", file.display())).source(error)
         })?;
     }

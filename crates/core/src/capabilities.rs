@@ -50,7 +50,22 @@ pub struct Capabilities {
     /// automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only_by_name: Option<String>,
+    /// What it does not keep of the contract on this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gaps: Vec<Gap>,
     features: BTreeMap<Feature, Support>,
+}
+
+/// Something that a clause of the contract promises where it can be had, and that cannot be had here (C-18, C-25).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Gap {
+    /// The clause, such as `C-25`.
+    pub clause: String,
+    /// What a guest can do because of it.
+    pub what: String,
+    /// What the operator can do about it.
+    pub remedy: String,
 }
 
 impl Support {
@@ -78,7 +93,8 @@ impl Capabilities {
     /// A backend that has nothing yet.
     pub fn none(backend: BackendName, boundary: Boundary) -> Self {
         let (unavailable, only_by_name) = (None, None);
-        Self { backend, boundary, unavailable, only_by_name, features: BTreeMap::new() }
+        let (gaps, features) = (Vec::new(), BTreeMap::new());
+        Self { backend, boundary, unavailable, only_by_name, gaps, features }
     }
 
     /// A backend that cannot build anything on this host.
@@ -97,6 +113,23 @@ impl Capabilities {
     pub fn with(mut self, feature: Feature, support: Support) -> Self {
         self.features.insert(feature, support);
         self
+    }
+
+    /// Says what is not kept of a clause.
+    #[must_use]
+    pub fn with_gap(
+        mut self,
+        clause: &str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        self.gaps.push(Gap { clause: clause.into(), what: what.into(), remedy: remedy.into() });
+        self
+    }
+
+    /// Whether it says that a clause is not kept in full.
+    pub fn has_gap(&self, clause: &str) -> bool {
+        self.gaps.iter().any(|gap| gap.clause == clause)
     }
 
     /// How far the feature is there.

@@ -26,7 +26,7 @@ pub use backend::{
     ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent, create_and_restore,
 };
 pub use boundary::Boundary;
-pub use capabilities::{Capabilities, Support};
+pub use capabilities::{Capabilities, Gap, Support};
 pub use command::{Command, Run, Signal, Stdin, TerminalSize};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;

@@ -151,6 +151,23 @@ impl Limits {
         LimitKind::ALL.into_iter().filter(zero)
     }
 
+    /// What is wrong with a share of more cores than a machine has, and the remedy. It bounds nothing there, and
+    /// is most often meant in thousandths: both readings are named.
+    pub fn too_many_cores(&self, cores: u32) -> Option<(String, String)> {
+        let rate = self.cpu_rate.filter(|rate| rate.0 > cores.saturating_mul(1000))?;
+        let number = f64::from(rate.0) / 1000.0;
+        let reason = format!("{number} cores are more than the {cores} of this machine");
+        let remedy = match rate.0 % 1000 {
+            0 => format!(
+                "write `{number}m` for {number} thousandths of a core, or at most `{cores}` for cores"
+            ),
+            _ => format!(
+                "write at most `{cores}` for cores, or thousandths of a core such as `500m`"
+            ),
+        };
+        Some((reason, remedy))
+    }
+
     /// The limits of C-03.
     pub const fn defaults() -> Self {
         Self {
@@ -242,5 +259,22 @@ impl Enforcement {
             | Self::Partly { limit, .. }
             | Self::NotAtAll { limit, .. } => *limit,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_cores_than_there_are_is_told_with_both_readings() {
+        let limits = |rate| Limits { cpu_rate: Some(Millicores(rate)), ..Limits::default() };
+        let (reason, remedy) = limits(500_000).too_many_cores(2).unwrap();
+        assert_eq!(reason, "500 cores are more than the 2 of this machine");
+        assert!(remedy.contains("`500m`") && remedy.contains("at most `2`"), "{remedy}");
+        assert!(limits(2_500).too_many_cores(2).is_some());
+        assert_eq!(limits(2_000).too_many_cores(2), None);
+        assert_eq!(limits(500).too_many_cores(2), None);
+        assert_eq!(Limits::default().too_many_cores(1), None);
     }
 }

@@ -18,9 +18,11 @@ mod sandbox;
 mod seal;
 mod seccomp;
 mod server;
+mod sockets;
 mod spawn;
 mod sys;
 mod template;
+mod umask;
 mod walls;
 mod wire;
 
@@ -33,5 +35,6 @@ pub use seal::seal;
 pub use seccomp::{DENIED, Denied};
 pub use server::{Mode, serve};
 pub use template::{HOME, Made, Piece, host_root};
+pub use umask::{make_private, take_own_umask};
 pub use walls::scratch::PRIVATE;
 pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};

@@ -4,9 +4,10 @@
 
 use std::process::ExitCode;
 
-use stockade_launcher::{Mode, serve};
+use stockade_launcher::{Mode, make_private, serve};
 
 fn main() -> ExitCode {
+    make_private();
     let mode = match std::env::args().nth(1).as_deref() {
         None => Mode::Namespaces,
         Some(Mode::BARE) => Mode::Bare,

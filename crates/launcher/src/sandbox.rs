@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
 
-use crate::error::{Failure, Wall};
+use crate::bare::calls;
+use crate::error::{At, Failure, Wall};
 use crate::ground::Ground;
 use crate::open::Sources;
 use crate::plan::LaunchPlan;
 use crate::template::Template;
+use crate::walls::inotify::Bounds;
 use crate::walls::proc::Mask;
 use crate::walls::sources::When;
 use crate::walls::verify::{Expected, read_back};
@@ -32,11 +34,14 @@ pub(crate) struct Blueprint<'a> {
     pub membership: &'a walls::cgroup::Membership,
     pub masks: &'a [Mask],
     pub filter: &'a [libc::sock_filter],
+    pub inotify: Bounds,
     pub landlock: Option<u32>,
     pub launcher: BorrowedFd<'a>,
     pub agent: BorrowedFd<'a>,
     pub pipe: BorrowedFd<'a>,
     pub go: BorrowedFd<'a>,
+    /// Where the launcher waits for the listener of a filter that asks.
+    pub hand: Option<BorrowedFd<'a>>,
     pub report: BorrowedFd<'a>,
 }
 
@@ -44,14 +49,15 @@ pub(crate) struct Blueprint<'a> {
 pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
     // The old root's directories stay open until the outer walls stand.
     let outer = raise(b).and_then(|private| {
-        let remaining = fds::close_all(b.pipe, b.agent, b.report)?;
+        let remaining = fds::close_all(b.pipe, b.agent, b.report, b.hand)?;
         Ok((private, remaining))
     });
     match outer {
         Err(failure) => report(b.report, Reply::Failed(failure)),
-        Ok((private, remaining)) => {
+        Ok((private, mut remaining)) => {
+            let hand = remaining.hand.take();
             let to = remaining.report.as_fd();
-            match close_in(b, &private) {
+            match close_in(b, &private, hand) {
                 Err(failure) => report(to, Reply::Failed(failure)),
                 Ok(proofs) => {
                     report(to, Reply::Proved(proofs));
@@ -77,12 +83,18 @@ fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     // Once more after the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
     uts::set(&b.plan.hostname)?;
+    // While /proc of the host can be written to.
+    b.inotify.set()?;
     // While the capabilities last.
     mount_all(b)
 }
 
 /// The inner walls: what this process itself gives up, and the proof of all walls.
-fn close_in(b: &Blueprint<'_>, private: &[PathBuf]) -> Result<Vec<Proof>, Failure> {
+fn close_in(
+    b: &Blueprint<'_>,
+    private: &[PathBuf],
+    hand: Option<OwnedFd>,
+) -> Result<Vec<Proof>, Failure> {
     // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
     rlimits::set(&b.plan.rlimits)?;
     // Nothing below needs a capability.
@@ -92,7 +104,7 @@ fn close_in(b: &Blueprint<'_>, private: &[PathBuf]) -> Result<Vec<Proof>, Failur
         landlock::restrict(abi, b.plan.network, &writable(b.plan, private))?;
     }
     // Last of the walls: most steps above would be refused behind it.
-    install_filter(b.filter)?;
+    install_filter(b.filter, hand)?;
     // From behind all walls, so that what is proved is what the agent gets.
     read_back(&expected(b, private))
 }
@@ -111,8 +123,12 @@ fn mount_all(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     Ok(private)
 }
 
-fn install_filter(filter: &[libc::sock_filter]) -> Result<(), Failure> {
-    sys::seccomp_filter(filter).map_err(|errno| Failure::new(Wall::Seccomp, errno, "the filter"))
+/// A filter that asks gives a descriptor to whoever is asked: the launcher, and nobody in here.
+fn install_filter(filter: &[libc::sock_filter], hand: Option<OwnedFd>) -> Result<(), Failure> {
+    let wall = Wall::Seccomp;
+    let Some(hand) = hand else { return sys::seccomp_filter(filter).at(wall, "the filter") };
+    let listener = calls::filter_with_listener(filter).at(wall, "the filter")?;
+    wire::send(&hand, b"listener", &[listener.as_fd()]).at(wall, "handing over the listener")
 }
 
 fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {

@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 use crate::bare::{BarePlan, Shop};
 use crate::error::{Failure, Wall};
 use crate::plan::{Cgroup, LaunchPlan};
-use crate::spawn::{Stock, Workshop};
+use crate::sockets::Watch;
+use crate::spawn::{Begun, Stock, Workshop};
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, Reply};
 
@@ -41,7 +42,8 @@ pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result
         Mode::Bare => Works::Bare(Shop::open(agent)),
     };
     let (live, left) = (Vec::new(), Vec::new());
-    let mut server = Server { control, signals, works, live, left };
+    let sockets = Watch::new().map_err(|errno| failed(errno, "an epoll descriptor"))?;
+    let mut server = Server { control, signals, works, sockets, live, left };
     server.run();
     server.end_all();
     Ok(())
@@ -80,7 +82,7 @@ impl Works {
         text: &[u8],
         pipe: &OwnedFd,
         reply: &OwnedFd,
-    ) -> Result<(Pid, Option<Cgroup>), Failure> {
+    ) -> Result<(Begun, Option<Cgroup>), Failure> {
         let wrong =
             |error: serde_json::Error| Failure::without_errno(Wall::Request, error.to_string());
         match self {
@@ -92,7 +94,8 @@ impl Works {
             Works::Bare(shop) => {
                 let plan: BarePlan = serde_json::from_slice(text).map_err(wrong)?;
                 let shop = shop.as_ref().map_err(|failure| failure.clone())?;
-                Ok((shop.begin(&plan, pipe, reply)?, plan.cgroup))
+                let pid = shop.begin(&plan, pipe, reply)?;
+                Ok((Begun { pid, asking: None }, plan.cgroup))
             }
         }
     }
@@ -138,6 +141,8 @@ struct Server {
     control: OwnedFd,
     signals: OwnedFd,
     works: Works,
+    /// Sandboxes that connect by asking.
+    sockets: Watch,
     live: Vec<Live>,
     /// Control groups of sandboxes that have ended.
     left: Vec<PathBuf>,
@@ -147,6 +152,7 @@ struct Server {
 struct Ready {
     control: bool,
     children: bool,
+    sockets: bool,
 }
 
 impl Server {
@@ -155,6 +161,9 @@ impl Server {
             let Ok(ready) = self.next() else { return };
             if ready.children {
                 self.reap();
+            }
+            if ready.sockets {
+                self.sockets.serve();
             }
             if ready.control && !self.accept() {
                 return;
@@ -166,7 +175,7 @@ impl Server {
     fn next(&mut self) -> Result<Ready, Errno> {
         if self.works.unprepared().is_some() {
             let ready = self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-            if ready.control || ready.children {
+            if ready.control || ready.children || ready.sockets {
                 return Ok(ready);
             }
             if let Some(workshop) = self.works.unprepared() {
@@ -177,14 +186,17 @@ impl Server {
     }
 
     fn wait(&self, timeout: Option<&Timespec>) -> Result<Ready, Errno> {
-        let mut watched =
-            [PollFd::new(&self.control, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
+        let mut watched = [
+            PollFd::new(&self.control, PollFlags::IN),
+            PollFd::new(&self.signals, PollFlags::IN),
+            PollFd::new(&self.sockets, PollFlags::IN),
+        ];
         match poll(&mut watched, timeout) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
-        let [control, children] = watched.map(|fd| !fd.revents().is_empty());
-        Ok(Ready { control, children })
+        let [control, children, sockets] = watched.map(|fd| !fd.revents().is_empty());
+        Ok(Ready { control, children, sockets })
     }
 
     /// Takes one plan. False when the owner is gone.
@@ -208,7 +220,11 @@ impl Server {
     }
 
     fn begin(&mut self, text: &[u8], pipe: &OwnedFd, reply: &OwnedFd) -> Result<(), Failure> {
-        let (pid, cgroup) = self.works.begin(text, pipe, reply)?;
+        let (Begun { pid, asking }, cgroup) = self.works.begin(text, pipe, reply)?;
+        if let Some((hand, guest)) = asking {
+            // Without it nobody answers, and connecting fails.
+            let _ = self.sockets.expect(pid, hand, guest);
+        }
         let cgroups = cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();
         self.live.push(Live { pid, cgroups });
         Ok(())
@@ -219,6 +235,8 @@ impl Server {
         let mut record = [0; 128];
         while rustix::io::read(&self.signals, &mut record).is_ok_and(|count| count > 0) {}
         while let Ok(Some((pid, _))) = wait(WaitOptions::NOHANG) {
+            self.sockets.forget(pid);
+            self.sockets.buried(pid);
             let ended = self.live.extract_if(.., |live| live.pid == pid);
             self.left.extend(ended.flat_map(|live| live.cgroups));
         }
@@ -239,6 +257,7 @@ impl Server {
             let _ = kill_process(live.pid, self.works.ending());
         }
         self.thaw();
+        self.sockets.end_all();
         for live in std::mem::take(&mut self.live) {
             let _ = waitpid(Some(live.pid), WaitOptions::empty());
             self.left.extend(live.cgroups);

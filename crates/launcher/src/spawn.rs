@@ -15,13 +15,17 @@ use crate::ground::Ground;
 use crate::open::{Sources, is_normal, name};
 use crate::plan::LaunchPlan;
 use crate::sandbox::{Blueprint, enter};
+use crate::seccomp::{self, Kind};
+use crate::sockets::Guest;
 use crate::sys::{self, Cloned};
 use crate::template::Templates;
+use crate::walls::inotify::Bounds;
+use crate::walls::landlock::SOCKETS_SINCE;
 use crate::walls::net::Spare;
 use crate::walls::proc::{Mask, masks};
 use crate::walls::{cgroup, identity};
 use crate::wire::{self, Reply};
-use crate::{seal, seccomp, walls};
+use crate::{seal, walls};
 
 /// What is made once and used for every sandbox.
 pub(crate) struct Workshop {
@@ -29,11 +33,21 @@ pub(crate) struct Workshop {
     templates: Templates,
     masks: Vec<Mask>,
     filter: Vec<libc::sock_filter>,
+    /// Whether the filter asks this process about connecting.
+    asks: bool,
+    inotify: Bounds,
     landlock: Option<u32>,
     network: Spare,
     stock: Stock,
     itself: OwnedFd,
     agent: OwnedFd,
+}
+
+/// A sandbox in the making.
+pub(crate) struct Begun {
+    pub pid: Pid,
+    /// Where the listener of its filter will come from, and whom its guest is, if the filter asks.
+    pub asking: Option<(OwnedFd, Guest)>,
 }
 
 /// For how many sandboxes things are made ready ahead of time.
@@ -55,11 +69,24 @@ impl Workshop {
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let ground = Ground::prepare()?;
         let landlock = sys::landlock_abi().ok();
-        let filter = seccomp::program(seccomp::Kind::Namespaces);
+        let asks = landlock.is_none_or(|abi| abi < SOCKETS_SINCE);
+        let filter = seccomp::program(if asks { Kind::Asking } else { Kind::Namespaces });
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
-        let templates = Templates::default();
+        let (templates, inotify) = (Templates::default(), Bounds::of_host());
         let (masks, network) = (masks(), Spare::default());
-        Ok(Workshop { ground, templates, masks, filter, landlock, network, stock, itself, agent })
+        Ok(Workshop {
+            ground,
+            templates,
+            masks,
+            filter,
+            asks,
+            inotify,
+            landlock,
+            network,
+            stock,
+            itself,
+            agent,
+        })
     }
 
     /// Does ahead of time what the next launch would otherwise have to wait for.
@@ -83,7 +110,7 @@ impl Workshop {
         plan: &LaunchPlan,
         pipe: &OwnedFd,
         reply: &OwnedFd,
-    ) -> Result<Pid, Failure> {
+    ) -> Result<Begun, Failure> {
         if self.stock == Stock::Once {
             self.stock = Stock::Never;
         }
@@ -93,6 +120,8 @@ impl Workshop {
         let template = self.templates.get(&self.ground, plan, &sources.mounts)?;
         self.network.take(plan.network)?;
         let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
+        let hand = self.asks.then(wire::pair).transpose();
+        let (hand, theirs) = hand.at(Wall::Seccomp, "a way for the listener")?.unzip();
         let blueprint = Blueprint {
             plan,
             ground: &self.ground,
@@ -101,11 +130,13 @@ impl Workshop {
             membership: &membership,
             masks: &self.masks,
             filter: &self.filter,
+            inotify: self.inotify,
             landlock,
             launcher: self.itself.as_fd(),
             agent: self.agent.as_fd(),
             pipe: pipe.as_fd(),
             go: go.as_fd(),
+            hand: theirs.as_ref().map(AsFd::as_fd),
             report: reply.as_fd(),
         };
         let (pid, pidfd) = clone_child(&blueprint, &self.ground)?;
@@ -113,7 +144,11 @@ impl Workshop {
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             return Err(failure);
         }
-        Ok(pid)
+        let guest = Guest {
+            uid: plan.host_uid.unwrap_or(self.ground.uid),
+            gid: plan.host_gid.unwrap_or(self.ground.gid),
+        };
+        Ok(Begun { pid, asking: hand.map(|hand| (hand, guest)) })
     }
 
     /// Does something where the host's paths can be seen.

@@ -75,8 +75,16 @@ pub(crate) fn clone_into(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> Result<C
 /// New namespaces for this process itself.
 pub(crate) fn unshare(flags: rustix::thread::UnshareFlags) -> Result<(), Errno> {
     // SAFETY: the unsafety is about CLONE_FILES, whose descriptors Rust believes to own alone;
-    // this process has one thread, and no caller here passes that flag.
+    // no caller here passes that flag.
     unsafe { rustix::thread::unshare_unsafe(flags) }
+}
+
+/// Connects a socket to an address of any kind, as it was given.
+pub(crate) fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+    let length = libc::socklen_t::try_from(address.len()).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the kernel copies as many bytes as the slice has, wherever they lie.
+    let ret = unsafe { libc::connect(socket.as_raw_fd(), address.as_ptr().cast(), length) };
+    answer(c_long::from(ret)).map(drop)
 }
 
 #[repr(C)]

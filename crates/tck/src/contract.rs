@@ -50,12 +50,15 @@ clauses! {
     "C-16" "Every outcome comes from the mechanism (wait status, cgroup counter, timer), never from text. \
         Exceeding a limit names the limit."
     "C-17" "Concurrent sandboxes share nothing: files, processes, IPC, network, ids, environment, clocks \
-        of limits.";
+        of limits."
+    "C-18" "Every resource of the host that a guest can take (memory in any form, descriptors, inotify, aio, \
+        inodes, processes, disk) is bounded, or is a gap that `detect` states.";
     "Files and workspace":
     "C-20" "A read-only workspace is read-only at the host's mount or device, whatever the guest does."
     "C-21" "File operations resolve beneath the root by the kernel (`openat2`, `RESOLVE_BENEATH`), never \
         by string comparison alone; symlink races lose. A path that escapes is refused by name."
-    "C-22" "Absolute paths name the sandbox's own tree. Relative ones resolve against the workspace root.";
+    "C-22" "Absolute paths name the sandbox's own tree. Relative ones resolve against the workspace root."
+    "C-25" "The guest reaches no socket on which a program of the host listens, in whatever view it lies.";
     "End":
     "C-30" "When `destroy` returns, no process, mount, namespace, cgroup, socket, temporary file or lease \
         of that sandbox is left on the host, and that was checked, not assumed."

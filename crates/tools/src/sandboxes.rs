@@ -17,6 +17,7 @@ pub(crate) async fn create(
 ) -> Result<ToolAnswer, ToolError> {
     let template = &session.options.template;
     let spec = wished(template, &args);
+    check_cores(&args.limits)?;
     let facts = Facts {
         tool: "sandbox_create".into(),
         programs: Programs::NONE,
@@ -51,6 +52,16 @@ fn wishes(args: &SandboxCreate) -> Vec<Detail> {
         .into_iter()
         .filter_map(|(name, text)| Some(Detail::open(name, text?)))
         .collect()
+}
+
+/// Refuses more cores than this machine has, naming both readings of the number.
+fn check_cores(limits: &Limits) -> Result<(), ToolError> {
+    let cores = std::thread::available_parallelism()
+        .map_or(u32::MAX, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    match limits.too_many_cores(cores) {
+        None => Ok(()),
+        Some((reason, remedy)) => Err(ToolError::field("limits.cpuRate", reason).remedy(remedy)),
+    }
 }
 
 fn wished(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {

@@ -8,6 +8,7 @@ mod apart;
 mod channel;
 mod dispatch;
 mod files;
+mod guard;
 mod job;
 mod keeper;
 mod link;

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::apart::Apart;
+use super::guard::Guard;
 use super::scope::Scope;
 use super::sys::{self, Pointers};
 use crate::protocol::{Limit, Spawn, StartKind};
@@ -24,6 +25,8 @@ pub struct Surroundings {
     pub open_files: Rlimit,
     /// How far signals reach, where a Landlock domain bounds it.
     pub scope: Option<Scope>,
+    /// What every program is kept from, where there are walls.
+    pub guard: Option<Guard>,
     /// How an execution is kept together where orphans fall to the first process alone.
     pub apart: Option<Apart>,
 }
@@ -148,6 +151,10 @@ impl Image {
             scope.enter(rustix::process::getppid()).map_err(or(Step::Session))?;
         }
         sys::signals_for_program();
+        if let Some(guard) = &around.guard {
+            // Last: it is for the program alone.
+            sys::seccomp_filter(guard.filter()).map_err(at(Step::Limits))?;
+        }
         Ok(())
     }
 

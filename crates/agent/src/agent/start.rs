@@ -10,6 +10,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 
 use super::apart::Apart;
 use super::files::Roots;
+use super::guard::Guard;
 use super::link::Link;
 use super::program::Surroundings;
 use super::scope::Scope;
@@ -63,6 +64,7 @@ pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
             root: CString::new(root)?,
             open_files: raise_open_files(),
             scope,
+            guard: Guard::where_walls_are(),
             apart,
         },
         channels: BTreeMap::new(),

@@ -31,6 +31,17 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
+/// Puts the process under a filter, for good. It has given up gaining privileges before.
+pub fn seccomp_filter(filter: &[libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel only reads it.
+    let program = libc::sock_fprog { len, filter: filter.as_ptr().cast_mut() };
+    let mode = libc::SECCOMP_SET_MODE_FILTER;
+    // SAFETY: the program and its instructions outlive the call, and the length is theirs.
+    let set = unsafe { libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Splits the process in two, the new one being the first of a pid namespace in a user namespace.
 pub fn fork_apart() -> io::Result<Fork> {
     let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::SIGCHLD;

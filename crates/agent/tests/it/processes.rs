@@ -22,6 +22,34 @@ fn exit_codes_are_verbatim() {
 }
 
 #[test]
+fn behind_walls_programs_set_no_ids_and_make_no_namespaces() {
+    test(async {
+        let (agent, client) = common::connect(common::Agent::start_without_privileges()).await;
+        let plain = "echo x > f && chmod 1755 f && (umask 0; echo y > g)";
+        assert_eq!(status(&client, &sh(plain)).await, ExitStatus::Exited(0));
+        for refused in [
+            "chmod u+s f",
+            "chmod g+s f",
+            "install -m 4755 f h",
+            "mkdir d; chmod 2755 d",
+            "unshare --user true",
+        ] {
+            assert_ne!(status(&client, &sh(refused)).await, ExitStatus::Exited(0), "{refused}");
+        }
+        for entry in std::fs::read_dir(agent.workspace.path()).unwrap().flatten() {
+            use std::os::unix::fs::MetadataExt;
+            let mode = entry.metadata().unwrap().mode();
+            assert_eq!(mode & 0o6000, 0, "{:?} {mode:o}", entry.path());
+        }
+        // The agent itself still resolves by the kernel, and outside walls nothing is refused.
+        assert!(client.files().read(&common::path("f"), 0, 8).await.is_ok());
+        let (_agent, client) = connected().await;
+        let free = status(&client, &sh("echo x > f && chmod 4755 f")).await;
+        assert_eq!(free, ExitStatus::Exited(0));
+    });
+}
+
+#[test]
 fn a_signal_is_reported_as_that_signal() {
     test(async {
         let (_agent, client) = connected().await;

@@ -1,10 +1,10 @@
 //! Becomes somebody else than the machine that this one is a copy of: before anything of a guest runs here.
 #![allow(unsafe_code, reason = "one request to the kernel's random numbers has no safe form")]
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::system::sethostname;
@@ -33,7 +33,12 @@ pub struct Papers {
 impl Papers {
     pub fn prepare() -> io::Result<Self> {
         fs::create_dir_all(OWN)?;
-        let own = |name: &str| File::create(Path::new(OWN).join(name));
+        let own = |name: &str| {
+            let file = File::create(Path::new(OWN).join(name))?;
+            // Every guest reads them.
+            file.set_permissions(Permissions::from_mode(0o644))?;
+            Ok::<_, io::Error>(file)
+        };
         Ok(Self {
             pool: File::options().write(true).open("/dev/urandom")?,
             machine_id: own(MACHINE_ID)?,

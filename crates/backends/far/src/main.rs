@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use stockade_backends::across::words::{HELLO, Said};
 use stockade_backends::native::Native;
 use stockade_core::{Backend, Error, ErrorCode, Result, SandboxId};
+use stockade_launcher::make_private;
 
 use base::Base;
 use serve::Heard;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         guest::first();
         return ExitCode::FAILURE;
     }
+    make_private();
     let asked = std::env::args().nth(1);
     if let (Some("vmm"), Some(socket)) = (asked.as_deref(), std::env::args().nth(2)) {
         let error = vmm::become_it(&socket);

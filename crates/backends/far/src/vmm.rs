@@ -4,7 +4,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -43,7 +43,8 @@ fn numbered(files: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
 
 /// The arguments and the files that they speak of.
 fn received(socket: &str) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let socket = UnixStream::connect(socket)?;
+    // Once: whoever started this program is the only one who can see the name.
+    let (socket, _) = UnixListener::bind(socket)?.accept()?;
     let mut line = vec![0; LONGEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -134,7 +134,24 @@ fn stands(seen: &Seen) -> Capabilities {
     if seen.boundary != Boundary::SharedKernel {
         all = with_own_kernel(all, seen);
     }
-    all.with(Feature::DiskLimit, limits::disk_by_counting())
+    let all = all.with(Feature::DiskLimit, limits::disk_by_counting());
+    if seen.boundary == Boundary::SharedKernel { with_gaps(all) } else { all }
+}
+
+/// What an engine's own walls let through.
+fn with_gaps(all: Capabilities) -> Capabilities {
+    let native = "use the native backend, or one with a kernel of its own";
+    all.with_gap(
+        "C-25",
+        "a guest can connect to a socket on which a program of the host listens in its workspace or a mount, \
+         if its user may write to it",
+        native,
+    )
+    .with_gap(
+        "C-18",
+        "watches on files (inotify) are taken from those of the container's user on the host",
+        native,
+    )
 }
 
 /// What is different where a container has a kernel of its own, whose end is the sandbox's.

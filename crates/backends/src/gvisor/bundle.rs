@@ -21,6 +21,9 @@ pub(super) const AGENT: &str = "/.stockade-agent";
 /// For everybody to look into, and for nobody else to change.
 const OPEN: u32 = 0o755;
 
+/// A file that something else is mounted on.
+const POINT: u32 = 0o644;
+
 /// One part of a root.
 pub(super) enum Part<'p> {
     Directory,
@@ -95,7 +98,9 @@ fn lay_one(place: &Path, part: &Part<'_>) -> io::Result<()> {
     match part {
         Part::Directory => make(place),
         Part::Point => {
-            OpenOptions::new().write(true).create(true).truncate(false).open(place).map(drop)
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(POINT);
+            options.open(place).map(drop)
         }
         Part::File(bytes, mode) => write(place, bytes, *mode),
         Part::Link(to) => symlink(to, place),
@@ -130,7 +135,7 @@ fn fits_one(place: &Path, part: &Part<'_>) -> io::Result<bool> {
     let has = |mode: u32| found.permissions().mode() & 0o7777 == mode;
     Ok(match part {
         Part::Directory => found.is_dir() && has(OPEN),
-        Part::Point => found.is_file(),
+        Part::Point => found.is_file() && found.permissions().mode() & 0o022 == 0,
         Part::File(bytes, mode) => found.is_file() && has(*mode) && fs::read(place)? == *bytes,
         Part::Link(to) => found.is_symlink() && fs::read_link(place)? == *to,
     })
@@ -141,4 +146,32 @@ fn behind(link: &Path) -> Error {
     Error::new(ErrorCode::Invalid, "create", message)
         .backend(NAME)
         .remedy("name the target by where the link leads")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_root_can_be_written_to_by_others_whatever_the_umask() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        let parts = [
+            (Path::new("/usr"), Part::Directory),
+            (Path::new("/etc/point"), Part::Point),
+            (Path::new("/etc/file"), Part::File(b"x", 0o644)),
+        ];
+        let make = || {
+            stockade_launcher::take_own_umask(rustix::fs::Mode::empty()).unwrap();
+            lay(&root, &parts).unwrap();
+        };
+        std::thread::scope(|scope| scope.spawn(make).join().unwrap());
+        for made in ["", "usr", "etc", "etc/point", "etc/file"] {
+            let mode = fs::metadata(root.join(made)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o022, 0, "{made}");
+        }
+        assert!(fits(&root, &parts));
+        fs::set_permissions(root.join("etc/point"), Permissions::from_mode(0o666)).unwrap();
+        assert!(!fits(&root, &parts), "somebody may have written to it");
+    }
 }

@@ -1,6 +1,7 @@
 //! The runtime's own description of a sandbox: an OCI `config.json`. Holds nothing of a command, and
 //! so no secret.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use oci_spec::OciSpecError;
@@ -15,6 +16,7 @@ use stockade_launcher::{Made, Rlimits};
 
 use super::bundle::AGENT;
 use super::plan::{Bind, Place, Plan};
+use crate::linux::private;
 
 type Result<T> = std::result::Result<T, OciSpecError>;
 
@@ -26,7 +28,11 @@ pub(super) fn write(
     plan: &Plan,
     rlimits: &Rlimits,
 ) -> Result<()> {
-    spec(root, id, plan, rlimits)?.save(bundle.join("config.json"))
+    let spec = serde_json::to_vec(&spec(root, id, plan, rlimits)?)?;
+    // Other users can pass through the bundle: none may change what the runtime is about to read.
+    let mut file = private::create_file(&bundle.join("config.json"))?;
+    file.write_all(&spec)?;
+    Ok(())
 }
 
 fn spec(root: &Path, id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Spec> {

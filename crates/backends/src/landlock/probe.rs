@@ -89,7 +89,14 @@ fn stands(landlock: &Landlock) -> Capabilities {
     {
         all = all.with(feature, support);
     }
-    all
+    match landlock.site.hierarchy().controllers().memory {
+        true => all,
+        false => all.with_gap(
+            "C-18",
+            "buffers of socket pairs count as nobody's memory",
+            limits::delegation_remedy(LimitKind::Memory),
+        ),
+    }
 }
 
 fn processes(landlock: &Landlock) -> Support {

@@ -1,80 +1,208 @@
 //! What the files below a directory take, counted from outside while a guest may be changing all of
 //! it. Never leaves the directory and follows no link: each step is resolved by the kernel.
+//!
+//! A guest must not hide anything: a directory that cannot be looked into, and an entry that is always gone
+//! under the name it was listed by, are counted as endless.
 
-use std::ffi::CStr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat,
 };
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 
-/// The longest path that is resolved at once: some way below what the kernel takes.
-const LONGEST: usize = 3000;
-/// How many directories are kept open to start from: nothing anybody works with is that deep.
-const MOST_STARTS: usize = 64;
+/// How many directories are looked into below each other, all held open: nothing anybody works with is that
+/// deep.
+const MAX_DEPTH: usize = 256;
+/// How often a directory is listed until every entry of it was looked at.
+const MAX_LISTINGS: usize = 64;
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory still to be looked at: a path below one that is open.
-struct Place {
-    start: Rc<OwnedFd>,
-    /// How many starts lie between the first one and this one.
-    starts: usize,
-    path: PathBuf,
+/// What is used below a directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    bytes: u64,
+    /// Directories that cannot be looked into, and when each was changed last.
+    hidden: BTreeMap<FileId, ChangeTime>,
+}
+
+/// Device and inode.
+type FileId = (u64, u64);
+type ChangeTime = (i64, i64);
+
+impl Usage {
+    /// What was added since another count. Endless, if a directory has been hidden or changed since then.
+    pub(crate) fn since(&self, before: &Usage) -> u64 {
+        let hidden = self.hidden.iter().any(|(id, time)| before.hidden.get(id) != Some(time));
+        if hidden { u64::MAX } else { self.bytes.saturating_sub(before.bytes) }
+    }
+
+    /// Both together.
+    pub(crate) fn plus(mut self, other: Usage) -> Usage {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.hidden.extend(other.hidden);
+        self
+    }
+
+    /// The bytes that could be counted.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn add(&mut self, found: &Stat) {
+        let bytes = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    fn hide(&mut self, found: &Stat) {
+        let time = (found.st_ctime, i64::try_from(found.st_ctime_nsec).unwrap_or(i64::MAX));
+        self.hidden.insert(id(found), time);
+    }
+
+    fn make_endless(&mut self) {
+        self.bytes = u64::MAX;
+    }
+}
+
+fn id(found: &Stat) -> FileId {
+    (found.st_dev, found.st_ino)
 }
 
 /// The bytes that files below a directory take, or nothing if that was no longer wanted. A tree too
 /// deep to be walked is taken for endless: what cannot be counted must not be free.
-pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<u64> {
-    let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return Some(0) };
-    let mut todo = vec![Place { start: Rc::new(first), starts: 0, path: PathBuf::from(".") }];
-    let mut total = 0_u64;
-    while let Some(place) = todo.pop() {
-        if place.starts > MOST_STARTS {
-            return Some(u64::MAX);
-        }
+pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
+    let mut usage = Usage::default();
+    let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return Some(usage) };
+    let mut open = vec![Listing::of(first)];
+    while let Some(listing) = open.last_mut() {
         if !wanted() {
             return None;
         }
-        // A directory that was moved or removed meanwhile is counted at the next look.
-        let _ = look(&place, &mut total, &mut todo);
-    }
-    Some(total)
-}
-
-fn look(place: &Place, total: &mut u64, todo: &mut Vec<Place>) -> Result<()> {
-    let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let directory = openat2(&*place.start, &place.path, DIRECTORY, Mode::empty(), inside)?;
-    let directory = Rc::new(directory);
-    for entry in Dir::read_from(&*directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        let Ok(found) = statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-        *total += u64::try_from(found.st_blocks).unwrap_or(0) * 512;
-        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-            todo.push(below(place, &directory, name));
+        match listing.next_directory(&mut usage) {
+            Ok(Some(_)) if open.len() >= MAX_DEPTH => usage.make_endless(),
+            Ok(Some(below)) => open.push(Listing::of(below)),
+            Ok(None) => drop(open.pop()),
+            Err(_) => {
+                hide(open.pop(), &mut usage);
+            }
         }
     }
-    Ok(())
+    Some(usage)
 }
 
-/// A directory in the one that was looked at: by a longer path, or, where that would get too long, from
-/// a new start.
-fn below(place: &Place, directory: &Rc<OwnedFd>, name: &CStr) -> Place {
-    let name = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
-    if place.path.as_os_str().len() > LONGEST {
-        let start = Rc::clone(directory);
-        return Place { start, starts: place.starts + 1, path: name.to_owned() };
+/// A directory whose entries cannot be listed any more.
+fn hide(listing: Option<Listing>, usage: &mut Usage) {
+    if let Some(found) = listing.and_then(|listing| fstat(&listing.directory).ok()) {
+        usage.hide(&found);
     }
-    Place { start: Rc::clone(&place.start), starts: place.starts, path: place.path.join(name) }
+}
+
+/// One directory that is being looked at.
+struct Listing {
+    directory: OwnedFd,
+    /// Entries of the last reading that were not looked at yet.
+    todo: Vec<(std::ffi::CString, u64)>,
+    readings: usize,
+    /// The inodes that were looked at, by either number they have.
+    seen: BTreeSet<u64>,
+    /// Those of the last reading that were gone when they were looked at.
+    missed: BTreeSet<u64>,
+}
+
+impl Listing {
+    fn of(directory: OwnedFd) -> Self {
+        let (seen, missed) = (BTreeSet::new(), BTreeSet::new());
+        Self { directory, todo: Vec::new(), readings: 0, seen, missed }
+    }
+
+    /// Counts entries until there is a directory among them, which is returned open. Nothing, when all were
+    /// counted.
+    fn next_directory(&mut self, usage: &mut Usage) -> Result<Option<OwnedFd>> {
+        loop {
+            while let Some((name, inode)) = self.todo.pop() {
+                if self.seen.contains(&inode) {
+                    continue;
+                }
+                match self.look(&name, inode, usage) {
+                    Ok(Some(directory)) => return Ok(Some(directory)),
+                    Ok(None) => {}
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                        self.missed.insert(inode);
+                    }
+                    Err(errno) => return Err(errno),
+                }
+            }
+            if !self.read_again(usage)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Counts one entry, and opens it if it is a directory.
+    fn look(
+        &mut self,
+        name: &std::ffi::CStr,
+        inode: u64,
+        usage: &mut Usage,
+    ) -> Result<Option<OwnedFd>> {
+        let found = statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let directory = match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => match self.open(name) {
+                Ok(directory) => Some(directory),
+                Err(Errno::ACCESS | Errno::PERM) => {
+                    usage.hide(&found);
+                    None
+                }
+                Err(errno) => return Err(errno),
+            },
+            FileType::RegularFile
+            | FileType::Symlink
+            | FileType::Fifo
+            | FileType::Socket
+            | FileType::CharacterDevice
+            | FileType::BlockDevice
+            | FileType::Unknown => None,
+        };
+        // Where something is mounted, the two are different.
+        self.seen.insert(inode);
+        if self.seen.insert(found.st_ino) || found.st_ino == inode {
+            usage.add(&found);
+        }
+        Ok(directory)
+    }
+
+    fn open(&self, name: &std::ffi::CStr) -> Result<OwnedFd> {
+        let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        openat2(&self.directory, name, DIRECTORY, Mode::empty(), inside)
+    }
+
+    /// Reads the directory once more, if there is anything in it that was not looked at. What is always gone
+    /// when it is looked at, and always there when the directory is read, is being hidden.
+    fn read_again(&mut self, usage: &mut Usage) -> Result<bool> {
+        let first = self.readings == 0;
+        let missed = std::mem::take(&mut self.missed);
+        if !first && missed.is_empty() {
+            return Ok(false);
+        }
+        if self.readings >= MAX_LISTINGS {
+            usage.make_endless();
+            return Ok(false);
+        }
+        self.readings += 1;
+        for entry in Dir::read_from(&self.directory)? {
+            let entry = entry?;
+            let (name, inode) = (entry.file_name(), entry.ino());
+            let wanted = first || missed.contains(&inode);
+            if wanted && name != c"." && name != c".." {
+                self.todo.push((name.to_owned(), inode));
+            }
+        }
+        Ok(!self.todo.is_empty())
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +212,10 @@ mod tests {
     use super::*;
 
     fn used(root: &Path) -> u64 {
+        super::used(root, || true).unwrap().bytes()
+    }
+
+    fn usage(root: &Path) -> Usage {
         super::used(root, || true).unwrap()
     }
 
@@ -105,6 +237,86 @@ mod tests {
         std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
         let after = used(dir.path());
         assert!((1 << 20..2 << 20).contains(&(after - before)), "{before} {after}");
+    }
+
+    #[test]
+    fn links_of_one_file_in_a_directory_count_once() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), vec![1; 1 << 20]).unwrap();
+        fs::hard_link(dir.path().join("file"), dir.path().join("link")).unwrap();
+        assert!(used(dir.path()) < 2 << 20);
+    }
+
+    #[test]
+    fn a_directory_that_was_hidden_since_the_first_look_is_endless() {
+        let hidden = |ino: u64, time: i64| Usage {
+            bytes: 10,
+            hidden: BTreeMap::from([((1, ino), (time, 0))]),
+        };
+        let before = hidden(7, 100);
+        assert_eq!(hidden(7, 100).since(&before), 0, "it was there and nobody touched it");
+        assert_eq!(hidden(7, 101).since(&before), u64::MAX, "it was opened and closed again");
+        assert_eq!(hidden(8, 100).since(&before), u64::MAX, "another one");
+        assert_eq!(Usage { bytes: 15, ..Usage::default() }.since(&before), 5);
+    }
+
+    /// As an ordinary user, whom modes keep out: root looks into everything.
+    fn as_somebody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let look = || {
+            if rustix::process::geteuid().is_root() {
+                let (uid, gid) =
+                    (rustix::fs::Uid::from_raw(61234), rustix::fs::Gid::from_raw(61234));
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_gid(gid).unwrap();
+                rustix::thread::set_thread_uid(uid).unwrap();
+            }
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(look).join().unwrap())
+    }
+
+    #[test]
+    fn what_cannot_be_looked_into_is_counted_as_endless() {
+        use std::os::unix::fs::PermissionsExt;
+        let shared = tempfile::tempdir().unwrap();
+        fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        as_somebody(|| {
+            let dir = shared.path().join("own");
+            let closed = dir.join("closed");
+            fs::create_dir_all(&closed).unwrap();
+            fs::write(closed.join("file"), "x").unwrap();
+            let before = usage(&dir);
+            assert_eq!(usage(&dir).since(&before), 0);
+            // Neither what cannot be listed nor what can only be listed is free.
+            for mode in [0o000, 0o300, 0o400] {
+                fs::set_permissions(&closed, fs::Permissions::from_mode(mode)).unwrap();
+                assert_eq!(usage(&dir).since(&before), u64::MAX, "{mode:o}");
+                let hidden = usage(&dir);
+                assert_eq!(usage(&dir).since(&hidden), 0, "{mode:o}: hidden before");
+                fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+            }
+            fs::remove_dir_all(&dir).unwrap();
+        });
+    }
+
+    #[test]
+    fn what_is_always_gone_when_it_is_looked_at_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("a"), dir.path().join("b"));
+        fs::create_dir(&one).unwrap();
+        fs::write(one.join("file"), vec![1; 1 << 20]).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    fs::rename(&one, &two).unwrap();
+                    fs::rename(&two, &one).unwrap();
+                }
+            });
+            let least = (0..200).map(|_| used(dir.path())).min();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(least.is_some_and(|least| least >= 1 << 20), "{least:?}");
+        });
     }
 
     /// Directories in directories, each reached from the one before, as no path could.

@@ -2,9 +2,9 @@
 //! and removes it: they lie in one place of this user's that no variable of anybody's environment
 //! moves. Whatever else lies under its name is never used.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId};
@@ -111,6 +111,13 @@ fn unforeseen() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// Creates a file that no other user can open, whatever the umask and whoever can pass through its
+/// directory (C-07). It must be new.
+#[cfg(any(feature = "gvisor", feature = "microvm"))]
+pub(crate) fn create_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
 /// The directory of one sandbox. `prefix` is the backend's own.
 pub(crate) fn path(base: &Path, prefix: &str, id: &SandboxId) -> PathBuf {
     base.join(format!("{prefix}{id}"))
@@ -164,6 +171,20 @@ mod tests {
         let made = make(shared.path()).unwrap();
         assert_ne!(made, shared.path().join(name()));
         assert_eq!(of_ours(shared.path()), [made]);
+    }
+
+    #[test]
+    #[cfg(any(feature = "gvisor", feature = "microvm"))]
+    fn a_private_file_takes_no_right_from_the_umask() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let make = || {
+            stockade_launcher::take_own_umask(rustix::fs::Mode::empty()).unwrap();
+            create_file(&path).unwrap();
+        };
+        std::thread::scope(|scope| scope.spawn(make).join().unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        assert!(create_file(&path).is_err(), "what is there already may be somebody else's");
     }
 
     #[test]

@@ -117,6 +117,12 @@ impl Site {
         running
     }
 
+    /// The first process of a sandbox that was built here, as the host numbers it.
+    #[cfg(feature = "microvm")]
+    pub(crate) fn first_process(&self, id: &SandboxId) -> Option<i32> {
+        lock(&self.running).get(id).map(|running| running.pid)
+    }
+
     /// Ends a sandbox that was built here, group and all. False if it was not.
     pub(crate) async fn end(&self, id: &SandboxId) -> Result<bool> {
         let running = lock(&self.running).get(id).cloned();

@@ -17,6 +17,34 @@ pub(crate) struct Tally {
 /// A sandbox cannot have more processes than this and still be walked.
 const MOST: usize = 1 << 16;
 
+/// How many sockets a sandbox may have before their buffers count as memory: most hold next to nothing.
+const FREE_SOCKETS: u64 = 64;
+/// The most that the kernel lets a program choose for the buffer of a socket; it keeps twice as much.
+const MAX_BUFFER: &str = "/proc/sys/net/core/wmem_max";
+
+/// What the buffers of a sandbox's sockets may hold. The kernel counts them for control groups alone: where
+/// there is none, each socket counts as if it were full, since a guest can fill it at any moment.
+pub(crate) fn socket_buffers(pid: i32) -> u64 {
+    if shares_network(pid) {
+        // The count would be the host's.
+        return 0;
+    }
+    let sockets = fs::read_to_string(format!("/proc/{pid}/net/sockstat"));
+    let sockets = sockets.ok().as_deref().and_then(sockets_used).unwrap_or(0);
+    let each = fs::read_to_string(MAX_BUFFER).ok().and_then(|most| most.trim().parse().ok());
+    let each: u64 = each.unwrap_or(212_992);
+    sockets.saturating_sub(FREE_SOCKETS).saturating_mul(each.saturating_mul(2))
+}
+
+fn shares_network(pid: i32) -> bool {
+    let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    network(&pid.to_string()).is_some_and(|theirs| network("self") == Some(theirs))
+}
+
+fn sockets_used(sockstat: &str) -> Option<u64> {
+    sockstat.lines().find_map(|line| line.strip_prefix("sockets: used "))?.trim().parse().ok()
+}
+
 /// Adds up a process and everything below it.
 pub(crate) fn below(pid: i32) -> Tally {
     let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second());
@@ -59,6 +87,13 @@ fn stat(pid: i32) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_are_counted_by_what_the_kernel_tells() {
+        let told = "sockets: used 300\nTCP: inuse 4 orphan 0 tw 0 alloc 9 mem 1\n";
+        assert_eq!(sockets_used(told), Some(300));
+        assert_eq!(sockets_used("TCP: inuse 4"), None);
+    }
 
     #[test]
     fn a_process_and_its_children_are_added_up() {

@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::cgroup::Group;
+use super::disk::Usage;
 use super::running::Running;
 use super::{disk, tally};
 
@@ -199,13 +200,15 @@ fn exceeded(running: &Running, cpu: Option<Span>) -> Option<LimitKind> {
         return Some(LimitKind::CpuTime);
     }
     let most = running.limits.memory.filter(|_| !memory_is_held(running))?;
-    (tally::below(running.pid).memory > most.0).then_some(LimitKind::Memory)
+    let memory = tally::below(running.pid).memory;
+    let memory = memory.saturating_add(tally::socket_buffers(running.pid));
+    (memory > most.0).then_some(LimitKind::Memory)
 }
 
 /// Adds up what is written to the host's directories, from the first look on.
 #[derive(Default)]
 struct DiskWatch {
-    before: Option<u64>,
+    before: Option<Usage>,
     last: Option<(Instant, u64)>,
     next: Option<Instant>,
 }
@@ -225,12 +228,13 @@ impl DiskWatch {
         let used = counting.await.ok()??;
         drop(waiting);
         let took = started.elapsed();
-        let before = *self.before.get_or_insert(used);
-        let room = before.saturating_add(most.0).saturating_sub(used);
-        let grown = self.last.map(|(then, had)| (started - then, used.saturating_sub(had)));
-        self.last = Some((started, used));
+        let bytes = used.bytes();
+        let written = used.since(self.before.get_or_insert(used.clone()));
+        let room = most.0.saturating_sub(written);
+        let grown = self.last.map(|(then, had)| (started - then, bytes.saturating_sub(had)));
+        self.last = Some((started, bytes));
         self.next = Some(Instant::now() + until_next(took, room, grown));
-        (used.saturating_sub(before) > most.0).then_some(LimitKind::Disk)
+        (written > most.0).then_some(LimitKind::Disk)
     }
 }
 
@@ -252,9 +256,9 @@ fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Dura
     full.clamp(soonest, latest)
 }
 
-fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<u64> {
+fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
     let mut counted = roots.iter().map(|root| disk::used(root, || wanted.strong_count() > 0));
-    counted.try_fold(0_u64, |sum, used| Some(sum.saturating_add(used?)))
+    counted.try_fold(Usage::default(), |sum, used| Some(sum.plus(used?)))
 }
 
 #[cfg(test)]

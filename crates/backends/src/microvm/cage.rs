@@ -1,7 +1,7 @@
 //! The walls around the program that runs a machine: a native sandbox with nothing of the host's but its
 //! system directories and what its driver shows it, no network, and limits of its own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use stockade_core::{
@@ -53,6 +53,12 @@ impl Cage {
             _control: control,
             words: Words::attend(events),
         })
+    }
+
+    /// Where the host finds a file of its own: in its root, which no name on the host leads to.
+    pub(super) fn path_of(&self, inside: &str) -> Option<PathBuf> {
+        let first = self.native.first_process(&self.id)?;
+        Some(PathBuf::from(format!("/proc/{first}/root{inside}")))
     }
 
     /// Ends it, and waits until nothing of it is left.

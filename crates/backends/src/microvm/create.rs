@@ -24,7 +24,7 @@ use super::{Inner, NAME, failed, identity, sparse};
 use crate::across::near::{self, Bridge, Connection, FarSandbox, Peer};
 use crate::across::words::HELLO;
 use crate::linux::brake::{Brake, Stopper};
-use crate::linux::{lock, paths};
+use crate::linux::{lock, paths, private};
 
 /// How long a copy may take to say its first word.
 const FIRST_WORD: Duration = Duration::from_secs(30);
@@ -189,7 +189,7 @@ pub(super) fn connection(pipe: UnixStream) -> Connection {
 }
 
 async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
-    let copy = move || sparse::copy(&File::open(from)?, File::create_new(to)?);
+    let copy = move || sparse::copy(&File::open(from)?, private::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
     copied.map(drop).map_err(|error| failed("create", "its disk cannot be made").source(error))

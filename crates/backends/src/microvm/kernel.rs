@@ -15,7 +15,7 @@ const SUFFIX: &str = "-cloud-amd64";
 
 /// The modules in the order in which they are loaded, each after what it needs. One that the kernel has
 /// built in is not there as a file.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 12] = [
     "kernel/drivers/virtio/virtio.ko",
     "kernel/drivers/virtio/virtio_ring.ko",
     "kernel/drivers/virtio/virtio_mmio.ko",
@@ -27,6 +27,8 @@ const MODULES: [&str; 11] = [
     "kernel/lib/libcrc32c.ko",
     "kernel/fs/erofs/erofs.ko",
     "kernel/fs/overlayfs/overlay.ko",
+    // Tells the walls inside which sockets are the guest's own.
+    "kernel/net/unix/unix_diag.ko",
 ];
 
 /// Where a compressed image says where what it carries lies (Documentation/arch/x86/boot.rst).

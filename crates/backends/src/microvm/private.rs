@@ -1,5 +1,5 @@
-//! The private directory of a sandbox: where the helper inside its walls comes for its files, and where its
-//! disk lies until it is open.
+//! The private directory of a sandbox: where its disk lies until it is open, and what its driver needs. No
+//! other user passes through it (C-07).
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -24,7 +24,7 @@ impl Private {
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
         let made = private::base().and_then(|base| {
             let path = private::path(&base, PREFIX, id);
-            DirBuilder::new().mode(0o711).create(&path).map(|()| path)
+            DirBuilder::new().mode(0o700).create(&path).map(|()| path)
         });
         let path = made.map_err(|error| {
             failed("create", "its private directory cannot be made")
@@ -56,4 +56,24 @@ pub(super) fn remove(id: &SandboxId) -> Result<()> {
 /// The sandboxes of this user that have one.
 pub(super) fn ids() -> Vec<SandboxId> {
     private::ids(PREFIX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn no_other_user_passes_through_the_directory_of_a_machine() {
+        let make = || {
+            stockade_launcher::take_own_umask(rustix::fs::Mode::empty()).unwrap();
+            let private = Private::make(&crate::linux::trial_id()).unwrap();
+            let mode = std::fs::metadata(private.path()).unwrap().mode();
+            private.remove().unwrap();
+            mode & 0o7777
+        };
+        let mode = std::thread::scope(|scope| scope.spawn(make).join().unwrap());
+        assert_eq!(mode, 0o700);
+    }
 }

@@ -86,6 +86,12 @@ impl Native {
         self.site.hierarchy().controllers().cpu
     }
 
+    /// The first process of one of its sandboxes, as the host numbers it.
+    #[cfg(feature = "microvm")]
+    pub(crate) fn first_process(&self, id: &SandboxId) -> Option<i32> {
+        self.site.first_process(id)
+    }
+
     /// A backend for one sandbox, whose launcher gets ready from now on, while this process does
     /// something else. Only in a process that has a single thread yet; elsewhere it is as any other.
     pub fn ahead() -> Self {

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::NAME;
 use crate::across::near::Peer;
+use crate::linux::private;
 
 /// How long a connection that nobody uses stays, in seconds: less than what a killed engine may leave
 /// behind for a while.
@@ -126,15 +127,20 @@ impl Host {
     }
 }
 
-/// A directory of this user's alone.
+/// A directory of this user's alone: below the user's runtime directory, or else where private directories
+/// of sandboxes lie, whose name another user cannot take away.
 fn private_dir() -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let short = |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < LONGEST;
     let dir = match given.filter(short).filter(|dir| is_private(dir, user)) {
         Some(dir) => dir.join("stockade-ssh"),
-        None => PathBuf::from(format!("/tmp/stockade-ssh-{user}")),
+        None => private::base()?.join("ssh"),
     };
+    private_below(dir, user)
+}
+
+fn private_below(dir: PathBuf, user: u32) -> io::Result<PathBuf> {
     match DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         Ok(()) | Err(_) => {}
@@ -177,5 +183,21 @@ mod tests {
         let args: Vec<_> = call.as_std().get_args().map(|arg| arg.to_str().unwrap()).collect();
         let at = |wanted| args.iter().position(|arg| *arg == wanted).unwrap();
         assert!(at("StrictHostKeyChecking=yes") < at("StrictHostKeyChecking=no"), "{args:?}");
+    }
+
+    #[test]
+    fn a_directory_that_another_user_could_take_is_not_used() {
+        let shared = tempfile::tempdir().unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let open = shared.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        assert!(private_below(open, user).is_err());
+        std::os::unix::fs::symlink("/", shared.path().join("link")).unwrap();
+        assert!(private_below(shared.path().join("link"), user).is_err());
+        let own = private_below(shared.path().join("own"), user).unwrap();
+        assert!(is_private(&own, user));
+        let dir = private_dir().unwrap();
+        assert!(!dir.starts_with("/tmp/stockade-ssh"), "{}", dir.display());
     }
 }

@@ -23,6 +23,10 @@ const MOST: usize = 100_000;
 /// The most that is read at once.
 const PIECE: usize = 8 << 20;
 
+/// The modes of what is new.
+const FILE: Mode = Mode::from_raw_mode(0o644);
+const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
+
 /// The files of a tree.
 pub(super) struct TreeFiles(pub Arc<Tree>);
 
@@ -73,15 +77,19 @@ impl Found<'_> {
     /// A regular file. Looked at before, because opening a device can have effects of its own, and
     /// after, because it may have been swapped in between.
     fn regular(&self, flags: OFlags) -> Result<OwnedFd> {
-        match self.open(OFlags::PATH) {
-            Ok(seen) => self.demand_regular(&seen)?,
+        let new = match self.open(OFlags::PATH) {
+            Ok(seen) => self.demand_regular(&seen).map(|()| false)?,
             Err(error) if !flags.contains(OFlags::CREATE) => return Err(error),
-            Err(_) => {}
-        }
-        let mode = if flags.contains(OFlags::CREATE) { 0o644 } else { 0 };
+            Err(_) => true,
+        };
+        let mode = if flags.contains(OFlags::CREATE) { FILE } else { Mode::empty() };
         let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = self.open_rest(&self.rest, flags, Mode::from_raw_mode(mode))?;
+        let file = self.open_rest(&self.rest, flags, mode)?;
         self.demand_regular(&file)?;
+        if new {
+            // Whatever the umask.
+            fchmod(&file, FILE).map_err(|errno| self.fail(errno))?;
+        }
         Ok(file)
     }
 
@@ -157,8 +165,9 @@ impl TreeFiles {
         for end in ends {
             let part = Found { rest: found.rest[..end].to_owned(), ..found };
             let Ok((parent, name)) = part.parent() else { continue };
-            match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+            match mkdirat(&parent, name, DIRECTORY) {
+                Ok(()) => open_to_others(&parent, name).map_err(|errno| found.fail(errno))?,
+                Err(Errno::EXIST) => {}
                 Err(errno) => return Err(found.fail(errno)),
             }
         }
@@ -202,6 +211,13 @@ impl TreeFiles {
             Err(errno) => Err(found.fail(errno)),
         }
     }
+}
+
+/// Gives a new directory its mode, whatever the umask. Follows no link that took its place.
+fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat2(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
+    fchmod(made, DIRECTORY)
 }
 
 /// Removes a directory with everything in it, by its open parent.

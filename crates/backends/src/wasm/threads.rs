@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
+use rustix::fs::Mode;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::unconstrained;
 
@@ -18,6 +19,9 @@ use super::lane::Lane;
 const IDLE: usize = 64;
 /// Compiling recurses; the program itself has a stack of its own.
 const STACK: usize = 4 << 20;
+
+/// The umask of programs, as that of every other backend's guests.
+const GUESTS_UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
 
 /// A program until its end.
 pub(super) type Course = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -77,6 +81,9 @@ fn first(course: &mut Course) -> Poll<()> {
 }
 
 fn serve(runtime: &Runtime, first: Task, idle: &Weak<Idle>) {
+    // What a program makes is the caller's, as elsewhere: the umask of this process is for its own files.
+    // Where the thread cannot have one, new files are closed to others.
+    let _ = stockade_launcher::take_own_umask(GUESTS_UMASK);
     first(runtime);
     while let Some(next) = wait(idle) {
         next(runtime);

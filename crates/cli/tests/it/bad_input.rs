@@ -23,6 +23,7 @@ fn values_that_make_no_sense_are_refused_by_their_flag() {
         ("--disk", "1.5g", "such as `512m`"),
         ("--timeout", "30", "such as `30s`"),
         ("--cpu", "1.2345", "such as `1.5`"),
+        ("--cpu", "5000", "`5000m`"),
         ("--pids", "many", "whole number"),
         ("--net", "a b", "is not a host"),
         ("--user", "root", "in numbers"),

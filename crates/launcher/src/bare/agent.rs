@@ -64,7 +64,7 @@ fn raise(b: &Blueprint<'_>) -> Result<(Vec<Proof>, Remaining), Failure> {
     // Whoever holds the listener decides about the guest's calls: nobody in here may.
     proof::hand_over(b.hand, &listener)?;
     let proofs = questions.ask(b.privileged)?;
-    let remaining = fds::close_all(b.pipe, b.agent, b.report)?;
+    let remaining = fds::close_all(b.pipe, b.agent, b.report, None)?;
     Ok((proofs, remaining))
 }
 

@@ -49,7 +49,7 @@ pub(super) fn next_signal(signals: BorrowedFd<'_>) -> Option<c_int> {
 }
 
 /// Installs a filter for good, and gives the descriptor that tells of the calls it asks about.
-pub(super) fn filter_with_listener(program: &[libc::sock_filter]) -> Result<OwnedFd, Errno> {
+pub(crate) fn filter_with_listener(program: &[libc::sock_filter]) -> Result<OwnedFd, Errno> {
     let len = u16::try_from(program.len()).map_err(|_| Errno::TOOBIG)?;
     let prog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let (mode, flag) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
@@ -65,7 +65,7 @@ fn own(fd: c_long) -> Result<OwnedFd, Errno> {
 }
 
 /// The next call that is asked about.
-pub(super) fn next_call(listener: BorrowedFd<'_>) -> Result<libc::seccomp_notif, Errno> {
+pub(crate) fn next_call(listener: BorrowedFd<'_>) -> Result<libc::seccomp_notif, Errno> {
     // SAFETY: all zeroes are a valid value, and what the kernel wants to find.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the struct has the kernel's layout and outlives the call.
@@ -76,7 +76,7 @@ pub(super) fn next_call(listener: BorrowedFd<'_>) -> Result<libc::seccomp_notif,
 }
 
 /// Whether the caller still waits, so that what was found out about its number is about it.
-pub(super) fn still_waits(listener: BorrowedFd<'_>, id: u64) -> bool {
+pub(crate) fn still_waits(listener: BorrowedFd<'_>, id: u64) -> bool {
     // SAFETY: the number outlives the call.
     let ret = unsafe {
         libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id)
@@ -85,7 +85,7 @@ pub(super) fn still_waits(listener: BorrowedFd<'_>, id: u64) -> bool {
 }
 
 /// Lets the caller go on with a result. One that has ended meanwhile needs none.
-pub(super) fn reply(listener: BorrowedFd<'_>, id: u64, result: Result<(), Errno>) {
+pub(crate) fn reply(listener: BorrowedFd<'_>, id: u64, result: Result<(), Errno>) {
     let error = result.err().map_or(0, |errno| -errno.raw_os_error());
     let mut answer = libc::seccomp_notif_resp { id, val: 0, error, flags: 0 };
     // SAFETY: the struct has the kernel's layout and outlives the call.
@@ -95,7 +95,7 @@ pub(super) fn reply(listener: BorrowedFd<'_>, id: u64, result: Result<(), Errno>
 }
 
 /// Copies another process's memory, at most up to the end of the buffer; says how much there was.
-pub(super) fn read_memory(pid: u32, from: u64, into: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn read_memory(pid: u32, from: u64, into: &mut [u8]) -> Result<usize, Errno> {
     let address = usize::try_from(from).map_err(|_| Errno::FAULT)?;
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: into.len() };

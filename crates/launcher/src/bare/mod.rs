@@ -6,7 +6,7 @@
 
 mod agent;
 mod attributes;
-mod calls;
+pub(crate) mod calls;
 mod clear;
 mod plan;
 mod proof;

@@ -62,7 +62,7 @@ pub(super) const ALLOWED: &[Group] = &[
     ),
     group(
         "opening files, which mounts, permissions and Landlock decide about",
-        &[SYS_openat, SYS_openat2, SYS_name_to_handle_at],
+        &[SYS_openat2, SYS_name_to_handle_at],
     ),
     group(
         "looking at files",
@@ -83,7 +83,6 @@ pub(super) const ALLOWED: &[Group] = &[
         "changing files and directories, which mounts, permissions and Landlock decide about",
         &[
             SYS_mkdirat,
-            SYS_mknodat,
             SYS_unlinkat,
             SYS_symlinkat,
             SYS_linkat,
@@ -92,9 +91,6 @@ pub(super) const ALLOWED: &[Group] = &[
             SYS_truncate,
             SYS_ftruncate,
             SYS_fallocate,
-            SYS_fchmod,
-            SYS_fchmodat,
-            SYS_fchmodat2,
             SYS_fchown,
             SYS_fchownat,
             SYS_utimensat,
@@ -325,10 +321,6 @@ pub(super) const ALLOWED: &[Group] = &[
             SYS_mq_getsetattr,
         ],
     ),
-    group(
-        "asynchronous file I/O of old, whose completions stay in the caller's memory",
-        &[SYS_io_setup, SYS_io_destroy, SYS_io_submit, SYS_io_cancel, SYS_io_getevents],
-    ),
     group("random bytes, and what the system is", &[SYS_getrandom, SYS_uname, SYS_sysinfo]),
     group(
         "further walls a program builds around itself",
@@ -347,8 +339,6 @@ pub(super) const ALLOWED_HERE: &[Group] = &[
     group(
         "older forms of calls allowed above",
         &[
-            SYS_open,
-            SYS_creat,
             SYS_stat,
             SYS_lstat,
             SYS_access,
@@ -356,12 +346,10 @@ pub(super) const ALLOWED_HERE: &[Group] = &[
             SYS_getdents,
             SYS_mkdir,
             SYS_rmdir,
-            SYS_mknod,
             SYS_unlink,
             SYS_symlink,
             SYS_link,
             SYS_rename,
-            SYS_chmod,
             SYS_chown,
             SYS_lchown,
             SYS_utime,
@@ -397,7 +385,25 @@ pub(super) const LOOKED_AT: &[(c_long, Action)] = &[
     (SYS_socketpair, Action::Look(Check::SocketPair)),
     (SYS_ioctl, Action::Look(Check::Ioctl)),
     (SYS_personality, Action::Look(Check::Personality)),
+    (SYS_openat, Action::Look(Check::Opens(2))),
+    (SYS_fchmod, Action::Look(Check::Mode(1))),
+    (SYS_fchmodat, Action::Look(Check::Mode(2))),
+    (SYS_fchmodat2, Action::Look(Check::Mode(2))),
+    (SYS_mknodat, Action::Look(Check::Mode(2))),
 ];
+
+/// The same under the older names that only this architecture has.
+#[cfg(target_arch = "x86_64")]
+pub(super) const LOOKED_AT_HERE: &[(c_long, Action)] = &[
+    (SYS_open, Action::Look(Check::Opens(1))),
+    (SYS_creat, Action::Look(Check::Mode(1))),
+    (SYS_chmod, Action::Look(Check::Mode(1))),
+    (SYS_mknod, Action::Look(Check::Mode(1))),
+];
+
+/// Architectures without older names.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) const LOOKED_AT_HERE: &[(c_long, Action)] = &[];
 
 #[cfg(test)]
 mod tests {

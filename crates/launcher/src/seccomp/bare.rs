@@ -45,6 +45,7 @@ pub(super) const BARE: &[Otherwise] = otherwise! {
     SYS_lgetxattr Refuse(EOPNOTSUPP), "likewise";
     SYS_listxattr Refuse(EOPNOTSUPP), "likewise";
     SYS_llistxattr Refuse(EOPNOTSUPP), "likewise";
+    SYS_inotify_init1 Refuse(ENOSYS), "instances are counted for all of the user's processes together, and of no use here";
     SYS_inotify_add_watch Refuse(EACCES), "tells the names in directories that cannot be listed";
     SYS_fanotify_mark Refuse(EACCES), "likewise";
     SYS_ioctl Look(Check::IoctlKeeps), "reading a file is enough to change its flags";
@@ -74,6 +75,7 @@ pub(super) const BARE: &[Otherwise] = otherwise! {
 #[cfg(target_arch = "x86_64")]
 pub(super) const BARE_HERE: &[Otherwise] = otherwise! {
     SYS_chmod Ask, "an older form of a call above";
+    SYS_inotify_init Refuse(ENOSYS), "likewise";
     SYS_utime Refuse(ENOSYS), "likewise";
     SYS_utimes Refuse(ENOSYS), "likewise";
     SYS_futimesat Refuse(ENOSYS), "likewise";

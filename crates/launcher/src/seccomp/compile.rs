@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use libc::{self, sock_filter};
 
-use super::allowed::{ALLOWED, ALLOWED_HERE, LOOKED_AT};
+use super::allowed::{ALLOWED, ALLOWED_HERE, LOOKED_AT, LOOKED_AT_HERE};
 use super::bare::{BARE, BARE_HERE};
 use super::{Action, Check, DENIED, Kind};
 
@@ -30,6 +30,7 @@ const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const ANY_OF: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
@@ -69,9 +70,13 @@ fn actions(kind: Kind) -> BTreeMap<u32, Action> {
     for group in ALLOWED.iter().chain(ALLOWED_HERE) {
         actions.extend(group.calls.iter().map(|call| (*call as u32, Action::Allow)));
     }
-    actions.extend(LOOKED_AT.iter().map(|(call, action)| (*call as u32, *action)));
+    let looked_at = LOOKED_AT.iter().chain(LOOKED_AT_HERE);
+    actions.extend(looked_at.map(|(call, action)| (*call as u32, *action)));
     match kind {
         Kind::Namespaces => {}
+        Kind::Asking => {
+            actions.extend(ASKED.map(|(call, check)| (call as u32, Action::Look(check))))
+        }
         Kind::Bare => {
             let calls = BARE.iter().chain(BARE_HERE);
             actions.extend(calls.map(|call| (call.number as u32, call.action)));
@@ -138,6 +143,10 @@ fn leaf(action: Action) -> Vec<sock_filter> {
         Action::Look(Check::Itself) => itself(0),
         Action::Look(Check::ItsPriority(process)) => its_priority(process),
         Action::Look(Check::IoctlKeeps) => ioctl_keeps(),
+        Action::Look(Check::SocketKeeps) => socket_keeps(),
+        Action::Look(Check::Connect) => connect(),
+        Action::Look(Check::Mode(index)) => plain_mode(index),
+        Action::Look(Check::Opens(flags)) => opens_with_plain_mode(flags),
     }
 }
 
@@ -157,6 +166,37 @@ fn clone() -> Vec<sock_filter> {
         | libc::CLONE_NEWNET;
     let masked = ins(AND, namespaces as u32);
     vec![argument(0), masked, test(EQUAL, 0, 0, 1), allow(), refuse(libc::EPERM)]
+}
+
+/// What is looked at otherwise where a process outside is asked about sockets that have a path. Sending without
+/// connecting cannot be asked about, for its address lies in memory; so there are no sockets that can.
+const ASKED: [(libc::c_long, Check); 3] = [
+    (libc::SYS_connect, Check::Connect),
+    (libc::SYS_socket, Check::SocketKeeps),
+    (libc::SYS_socketpair, Check::StreamPair),
+];
+
+/// An address that is longer than any with a path leads to no file.
+fn connect() -> Vec<sock_filter> {
+    let longest = size_of::<libc::sockaddr_un>() as u32;
+    let asked = ins(RETURN, libc::SECCOMP_RET_USER_NOTIF);
+    vec![argument(2), test(AT_LEAST, longest + 1, 1, 0), asked, allow()]
+}
+
+/// As [`socket`], and of local ones those alone that have to be connected first.
+fn socket_keeps() -> Vec<sock_filter> {
+    let local = [
+        argument(1),
+        ins(AND, 0xF), // the rest are flags
+        test(EQUAL, libc::SOCK_STREAM as u32, 2, 0),
+        test(EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0),
+        refuse(libc::ESOCKTNOSUPPORT),
+        allow(),
+    ];
+    let mut code = vec![argument(0), test(EQUAL, libc::AF_UNIX as u32, 0, local.len() as u8)];
+    code.extend(local);
+    code.extend(socket());
+    code
 }
 
 /// Local sockets; TCP and UDP, which have nowhere to go but loopback; and the route socket by which
@@ -236,6 +276,21 @@ fn ioctl_keeps() -> Vec<sock_filter> {
         refuse(libc::EPERM),
     ];
     code.extend(ioctl());
+    code
+}
+
+/// A file that runs as its owner or its group is a way out for whoever runs it on the host.
+fn plain_mode(index: u32) -> Vec<sock_filter> {
+    const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+    vec![argument(index), test(ANY_OF, SET_ID, 1, 0), allow(), refuse(libc::EPERM)]
+}
+
+/// Without these flags the mode is whatever the register happens to hold.
+fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
+    const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
+    let mode = plain_mode(flags + 1);
+    let mut code = vec![argument(flags), test(ANY_OF, CREATES, 1, 0), allow()];
+    code.extend(mode);
     code
 }
 

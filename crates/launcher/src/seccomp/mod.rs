@@ -13,8 +13,10 @@ pub(crate) use compile::program;
 /// What else stands around the guest, which decides what the filter has to refuse itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Namespaces keep processes, networks and names inside.
+    /// Namespaces keep processes, networks and names inside, and Landlock sockets that have a path.
     Namespaces,
+    /// Namespaces, and a process outside that is asked about sockets that have a path.
+    Asking,
     /// Nothing but Landlock does.
     Bare,
 }
@@ -53,4 +55,12 @@ pub(crate) enum Check {
     ItsPriority(u32),
     /// `ioctl`: as above, and no change of a file's flags.
     IoctlKeeps,
+    /// `socket`: as above, and no local one that could be sent from to any path.
+    SocketKeeps,
+    /// `connect`: whoever watches from outside decides, where the address may have a path.
+    Connect,
+    /// A mode, in this argument, that does not make a file run as its owner or group.
+    Mode(u32),
+    /// The same of a call that creates by the flags in this argument, with a mode in the next one.
+    Opens(u32),
 }

@@ -16,10 +16,15 @@ pub(crate) const AGENT: RawFd = 4;
 /// The way to report; closed by the agent's execution, which is how success is told.
 pub(crate) const REPORT: RawFd = 5;
 
-/// The two descriptors the last steps still need, borrowed from their fixed numbers.
+/// The way to the launcher, for as long as there is something to hand over.
+const HAND: RawFd = 6;
+
+/// The descriptors the last steps still need, borrowed from their fixed numbers.
 pub(crate) struct Remaining {
     pub agent: OwnedFd,
     pub report: OwnedFd,
+    /// The way to hand something to the launcher, where there is one. Dropped before the walls are read back.
+    pub hand: Option<OwnedFd>,
 }
 
 /// Puts the three where they belong and closes everything else.
@@ -27,14 +32,16 @@ pub(crate) fn close_all(
     pipe: BorrowedFd<'_>,
     agent: BorrowedFd<'_>,
     report: BorrowedFd<'_>,
+    hand: Option<BorrowedFd<'_>>,
 ) -> Result<Remaining, Failure> {
-    close(pipe, agent, report).at(Wall::Descriptors, "closing the host's descriptors")
+    close(pipe, agent, report, hand).at(Wall::Descriptors, "closing the host's descriptors")
 }
 
 fn close(
     pipe: BorrowedFd<'_>,
     agent: BorrowedFd<'_>,
     report: BorrowedFd<'_>,
+    hand: Option<BorrowedFd<'_>>,
 ) -> Result<Remaining, Errno> {
     // Copies above every fixed number, so that placing one cannot overwrite another.
     let [pipe, agent, report] = [pipe, agent, report]
@@ -43,9 +50,18 @@ fn close(
     sys::duplicate_onto(pipe.as_raw_fd(), PIPE, false)?;
     sys::duplicate_onto(agent.as_raw_fd(), AGENT, true)?;
     sys::duplicate_onto(report.as_raw_fd(), REPORT, true)?;
-    sys::close_from(REPORT as u32 + 1, true)?;
+    let last = match hand {
+        Some(hand) => {
+            let hand = std::mem::ManuallyDrop::new(rustix::io::fcntl_dupfd_cloexec(hand, 16)?);
+            sys::duplicate_onto(hand.as_raw_fd(), HAND, true)?;
+            HAND
+        }
+        None => REPORT,
+    };
+    sys::close_from(last as u32 + 1, true)?;
     standard_streams()?;
-    Ok(Remaining { agent: sys::inherited(AGENT)?, report: sys::inherited(REPORT)? })
+    let hand = hand.map(|_| sys::inherited(HAND)).transpose()?;
+    Ok(Remaining { agent: sys::inherited(AGENT)?, report: sys::inherited(REPORT)?, hand })
 }
 
 /// The launcher's own are opened on the host's mounts, which nothing inside may hold on to.

@@ -20,11 +20,14 @@ const MAKE_CHAR: u64 = 1 << 6;
 const MAKE_BLOCK: u64 = 1 << 11;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
+/// To connect to a socket by its path. Never allowed by a rule: those that are made under the same rules can be
+/// connected to without.
+const RESOLVE_UNIX: u64 = 1 << 16;
 
 const READ: u64 = EXECUTE | READ_FILE | READ_DIR;
 const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
-/// Device nodes are never made, wherever one may write.
-const NEVER: u64 = MAKE_CHAR | MAKE_BLOCK;
+/// Device nodes are never made, and sockets of others never connected to, wherever one may write.
+const NEVER: u64 = MAKE_CHAR | MAKE_BLOCK | RESOLVE_UNIX;
 
 /// Binding and connecting.
 pub(crate) const BOTH_TCP: u64 = 0b11;
@@ -33,6 +36,9 @@ const BOTH_SCOPES: u64 = 0b11;
 /// The first version that can keep signals and abstract sockets inside.
 pub(crate) const SCOPES_SINCE: u32 = 6;
 
+/// The first version that can keep sockets of the host out of reach that have a path (C-25).
+pub(crate) const SOCKETS_SINCE: u32 = 9;
+
 /// What this kernel's version handles of files.
 fn file_rights(abi: u32) -> u64 {
     let highest = match abi {
@@ -40,7 +46,8 @@ fn file_rights(abi: u32) -> u64 {
         1 => 12,
         2 => 13,
         3 | 4 => 14,
-        _ => 15,
+        5..SOCKETS_SINCE => 15,
+        _ => 16,
     };
     (1 << (highest + 1)) - 1
 }

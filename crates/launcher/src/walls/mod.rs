@@ -4,6 +4,7 @@ pub(crate) mod caps;
 pub(crate) mod cgroup;
 pub(crate) mod fds;
 pub(crate) mod identity;
+pub(crate) mod inotify;
 pub(crate) mod landlock;
 pub(crate) mod layer;
 pub(crate) mod net;

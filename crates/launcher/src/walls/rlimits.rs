@@ -5,7 +5,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::error::{At, Failure, Wall};
 use crate::plan::Rlimits;
 
-fn wanted(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 9] {
+/// Signals that wait, and timers, which each take one: the kernel counts them for all of a user's processes
+/// together, those outside included.
+const PENDING_SIGNALS: u64 = 1024;
+/// Bytes of message queues, likewise.
+const QUEUE_BYTES: u64 = 400 << 10;
+
+fn wanted(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 11] {
     [
         (Resource::Nofile, "nofile", limits.nofile),
         (Resource::Nproc, "nproc", limits.nproc),
@@ -15,6 +21,8 @@ fn wanted(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 9] {
         (Resource::Stack, "stack", limits.stack),
         (Resource::Cpu, "cpu", limits.cpu),
         (Resource::Memlock, "memlock", limits.memlock),
+        (Resource::Sigpending, "sigpending", Some(PENDING_SIGNALS)),
+        (Resource::Msgqueue, "msgqueue", Some(QUEUE_BYTES)),
         // A core file is the guest's memory on the guest's disk: of no use to anybody by default.
         (Resource::Core, "core", Some(limits.core.unwrap_or(0))),
     ]

@@ -171,6 +171,49 @@ fn arguments_decide_about_clone_sockets_ioctls_and_personalities() {
 }
 
 #[test]
+fn no_file_can_be_made_to_run_as_its_owner() {
+    for_each_owner(|owner, launcher| {
+        let shown = directory(owner);
+        let workspace = local(shown.path());
+        let mut inside = launch(launcher, &LaunchPlan { workspace, ..plan() });
+        for place in ["/workspace", "/tmp"] {
+            let answers = inside.ask(json!({ "mode": place }));
+            for (way, errno) in answers.as_object().unwrap() {
+                let harmless = ["plain", "sticky", "reads"].contains(&way.as_str());
+                assert_eq!(errno, if harmless { 0 } else { EPERM }, "{place}: {way}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_guest_takes_a_part_of_its_users_watches_and_not_all() {
+    for_each_owner(|_, launcher| {
+        let most = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").unwrap();
+        let most: u64 = most.trim().parse().unwrap();
+        let mut inside = launch(launcher, &plan());
+        let made = inside.ask(json!({ "inotify": "" })).as_u64().unwrap();
+        assert!((1..=most / 2).contains(&made), "{made} of {most}");
+    });
+}
+
+#[test]
+fn what_root_alone_may_read_in_proc_is_masked() {
+    for_each_owner(|_, launcher| {
+        let mut inside = launch(launcher, &LaunchPlan { uid: 0, gid: 0, ..plan() });
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            use std::os::unix::fs::MetadataExt;
+            let Ok(found) = entry.metadata() else { continue };
+            let path = entry.path().to_str().unwrap().to_owned();
+            if found.is_file() && found.mode() & 0o004 == 0 {
+                assert!(inside.read(&path).is_none_or(|text| text.is_empty()), "{path}");
+            }
+        }
+        assert_eq!(inside.list("/proc/tty/driver"), Some(Vec::new()));
+    });
+}
+
+#[test]
 fn a_further_device_is_there_for_whom_it_is_meant_and_for_nobody_else() {
     let exists = |name: &&str| std::path::Path::new("/dev").join(name).exists();
     let spare = ["fuse", "kmsg"].into_iter().find(exists).unwrap();

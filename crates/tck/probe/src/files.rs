@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, mount_remount};
@@ -91,4 +91,15 @@ pub fn stat(args: &Args) -> io::Result<Done> {
 pub fn remount(args: &Args) -> io::Result<Done> {
     let made = mount_remount(args.text(0), MountFlags::BIND, "");
     Ok(attempt(made.map(|()| json!({})).map_err(Into::into)))
+}
+
+/// `set-id PATH`: tries to have files at and beside PATH that run as their owner.
+pub fn set_id(args: &Args) -> io::Result<Done> {
+    let path = args.text(0);
+    fs::write(path, "x")?;
+    let changed = fs::set_permissions(path, fs::Permissions::from_mode(0o6755));
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o4755);
+    let made = options.open(format!("{path}-made")).map(drop);
+    Ok(attempt(changed.or(made).map(|()| json!({}))))
 }

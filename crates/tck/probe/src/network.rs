@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixListener, UnixStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -48,4 +48,11 @@ pub fn listen_unix(args: &Args) -> io::Result<Done> {
 pub fn connect_unix(args: &Args) -> io::Result<Done> {
     let address = UnixAddr::from_abstract_name(args.text(0))?;
     Ok(attempt(UnixStream::connect_addr(&address).map(|_| json!({}))))
+}
+
+/// `connect-path STREAM DATAGRAMS`: to the socket of the one path, or sends to that of the other.
+pub fn connect_path(args: &Args) -> io::Result<Done> {
+    let stream = UnixStream::connect(args.text(0)).map(drop);
+    let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to(b"x", args.text(1)));
+    Ok(attempt(stream.or(sent.map(drop)).map(|()| json!({}))))
 }

@@ -40,6 +40,13 @@ pub fn close(number: i32) {
     unsafe { libc::close(number) };
 }
 
+/// Takes a context for asynchronous I/O, until this process ends.
+pub fn io_context() -> io::Result<()> {
+    let mut context: libc::c_ulong = 0;
+    // SAFETY: the kernel writes one word, which outlives the call.
+    answer(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) })
+}
+
 fn answer(ret: i64) -> io::Result<()> {
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

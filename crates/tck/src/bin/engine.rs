@@ -107,6 +107,7 @@ fn main() -> Result<(), EngineFailure> {
     if std::env::args().nth(1).is_some_and(|role| role == WORKER) {
         std::process::exit(wasm::worker(std::env::args().skip(2)));
     }
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve())
 }
 

@@ -1,5 +1,6 @@
-//! What must not be seen, read, written or signalled from inside (C-03, C-17).
+//! What must not be seen, read, written or signalled from inside (C-03, C-17, C-18).
 
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 
 use rustix::fs::{Mode, OFlags};
@@ -10,6 +11,16 @@ use crate::case::{case, check, same};
 use crate::{Case, Kit, Room, Verdict};
 
 pub(super) const CASES: &[Case] = &[
+    case!("no file in the workspace can be made to run as its owner", "C-18", set_id)
+        .needs(&[Feature::LocalWorkspace, Feature::HostImage])
+        .isolation(),
+    case!(
+        "the host's contexts for asynchronous input and output are not to be had",
+        "C-18",
+        contexts
+    )
+    .needs(&[Feature::HostImage])
+    .isolation(),
     case!("private files of the host cannot be read", "C-03", private_files)
         .needs(&[Feature::FilesystemIsolation])
         .isolation(),
@@ -181,5 +192,22 @@ async fn descriptors(kit: Kit) -> Verdict {
     let path = secret.to_string_lossy().into_owned();
     let leaked = open.values().any(|target| *target == json!(path));
     check!(!leaked, "expected no descriptor of the host, saw {open:?}");
+    Ok(())
+}
+
+async fn set_id(kit: Kit) -> Verdict {
+    let facts = kit.facts(["set-id", "file"]).await?;
+    check!(facts["ok"] == json!(false), "expected a refusal, saw {facts}");
+    for entry in std::fs::read_dir(kit.workspace())? {
+        let entry = entry?;
+        let mode = entry.metadata()?.mode();
+        check!(mode & 0o6000 == 0, "expected plain modes, saw {mode:o} of {:?}", entry.path());
+    }
+    Ok(())
+}
+
+async fn contexts(kit: Kit) -> Verdict {
+    let facts = kit.facts(["contexts"]).await?;
+    check!(facts["ok"] == json!(false), "expected a refusal, saw {facts}");
     Ok(())
 }

@@ -1,17 +1,20 @@
-//! What can be reached: nothing, unless the policy names it (C-03, C-17).
+//! What can be reached: nothing, unless the policy names it (C-03, C-17, C-25).
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 
 use serde_json::{Value, json};
-use stockade_core::{Feature, Network};
+use stockade_core::{Feature, Network, SandboxSpec};
 
 use crate::case::{case, check, same};
 use crate::kit::{heard, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
 const WALL: &[Feature] = &[Feature::NetworkIsolation];
+/// A view of the host, and programs that make sockets.
+const VIEW: &[Feature] = &[Feature::LocalWorkspace, Feature::HostImage];
 
 pub(super) const CASES: &[Case] = &[
     case!("there is no network interface but loopback", "C-03", interfaces).needs(WALL).isolation(),
@@ -23,6 +26,12 @@ pub(super) const CASES: &[Case] = &[
         .isolation(),
     case!("an abstract socket of another sandbox cannot be reached", "C-17", other_abstract)
         .needs(WALL)
+        .isolation(),
+    case!("a socket of the host in the workspace cannot be reached", "C-25", host_socket)
+        .needs(VIEW)
+        .isolation(),
+    case!("a socket of the host in a read-only workspace cannot be reached", "C-25", shown_socket)
+        .needs(&[Feature::LocalWorkspace, Feature::HostImage, Feature::ReadOnlyWorkspace])
         .isolation(),
     case!("processes of one sandbox can talk over its own loopback", "C-03", own_loopback)
         .needs(&[Feature::LoopbackNetwork]),
@@ -76,6 +85,35 @@ async fn other_abstract(kit: Kit) -> Verdict {
     // Where no socket can be made, there is none to be reached: both have to be refused.
     heard(&mut listening.subscribe(), "\"ok\":").await?;
     let facts = two.facts(["connect-unix", &name]).await?;
+    check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
+    Ok(())
+}
+
+async fn host_socket(kit: Kit) -> Verdict {
+    unreached(&kit, kit.spec()).await
+}
+
+async fn shown_socket(kit: Kit) -> Verdict {
+    unreached(&kit, SandboxSpec { read_only: true, ..kit.spec() }).await
+}
+
+/// Whether nobody comes to what listens in the workspace, unless the backend says that somebody may.
+async fn unreached(kit: &Kit, spec: SandboxSpec) -> Verdict {
+    let (stream, datagrams) = (kit.workspace().join("stream"), kit.workspace().join("datagrams"));
+    let listener = UnixListener::bind(&stream)?;
+    let receiver = UnixDatagram::bind(&datagrams)?;
+    for socket in [&stream, &datagrams] {
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o777))?;
+    }
+    let command = probe(["connect-path", "stream", "datagrams"]);
+    let facts = kit.run_with(spec, command).await?.facts()?;
+    listener.set_nonblocking(true)?;
+    receiver.set_nonblocking(true)?;
+    let reached = listener.accept().is_ok() || receiver.recv(&mut [0; 8]).is_ok();
+    if kit.has_gap("C-25") {
+        return Ok(());
+    }
+    check!(!reached, "expected nobody at the host's sockets, saw {facts}");
     check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
     Ok(())
 }

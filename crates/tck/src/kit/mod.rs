@@ -155,6 +155,11 @@ impl Kit {
         if self.has(feature) { Ok(()) } else { Err(Stop::Lacking(feature)) }
     }
 
+    /// Whether the backend says that it does not keep a clause in full here.
+    pub fn has_gap(&self, clause: &str) -> bool {
+        self.0.capabilities.has_gap(clause)
+    }
+
     /// How far the backend declares a feature.
     pub fn support(&self, feature: Feature) -> Support {
         self.0.capabilities.support(feature)

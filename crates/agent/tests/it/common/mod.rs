@@ -40,6 +40,12 @@ impl Agent {
         Self::start_by(command.args(["--kill-child", AGENT]))
     }
 
+    /// Starts one that has given up gaining privileges, as behind any walls.
+    pub fn start_without_privileges() -> (Self, UnixStream) {
+        let mut command = std::process::Command::new("setpriv");
+        Self::start_by(command.args(["--no-new-privs", AGENT]))
+    }
+
     fn start_by(command: &mut std::process::Command) -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let workspace = tempfile::tempdir().unwrap();

@@ -3,6 +3,7 @@
 //! Version 2 where it is delegated to us, version 1 where its controllers are writable, else none,
 //! with the reason and the remedy. Only directories named after a sandbox are ever removed.
 
+mod swap;
 pub(crate) mod throwaway;
 mod v1;
 mod v2;

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{Controllers, House, enforced, make, make_below, mount_point, number, share_of};
+use super::{Controllers, House, enforced, make, make_below, mount_point, number, share_of, swap};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, share};
+
+/// The limit of memory and swap together.
+const SWAP: &str = "memory.memsw.limit_in_bytes";
 
 /// The parent directory in each controller that can be used.
 #[derive(Debug, Clone)]
@@ -38,7 +41,7 @@ impl Base {
         let parent = |controller| parent(house, mounts, controller);
         let base = Self {
             own_processes: house.own_processes,
-            memory: parent("memory"),
+            memory: parent("memory").filter(|parent| swap::can_be_limited(&parent.join(SWAP))),
             pids: parent("pids"),
             cpu: parent("cpu"),
             cpuacct: parent("cpuacct"),
@@ -157,8 +160,8 @@ impl Directories {
         if let (Some(memory), Some(directory)) = (limits.memory, &self.memory) {
             let memory = enforced(memory).to_string();
             fs::write(directory.join("memory.limit_in_bytes"), &memory)?;
-            // Memory and swap together; absent where swap is not accounted.
-            let _ = fs::write(directory.join("memory.memsw.limit_in_bytes"), &memory);
+            // Memory and swap together.
+            swap::limit(&directory.join(SWAP), &memory)?;
         }
         if let (Some(processes), Some(directory)) = (limits.processes, &self.pids) {
             fs::write(

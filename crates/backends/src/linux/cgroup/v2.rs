@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{Controllers, House, enforced, keyed, make, make_below, micros, mount_point, share_of};
+use super::{
+    Controllers, House, enforced, keyed, make, make_below, micros, mount_point, share_of, swap,
+};
 #[cfg(feature = "docker")]
 use super::{Held, lowest, number, share};
 
@@ -26,6 +28,9 @@ pub(crate) struct Base {
 
 /// The controllers that hold limits of ours.
 const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
+
+/// The limit of swap.
+const SWAP: &str = "memory.swap.max";
 
 /// Where this process goes to make room.
 const ENGINE: &str = "stockade-engine";
@@ -62,7 +67,7 @@ impl Base {
         let on = fs::read_to_string(parent.join("cgroup.subtree_control"))?;
         let has = |name| on.split_whitespace().any(|controller| controller == name);
         let controllers = Controllers {
-            memory: has("memory"),
+            memory: has("memory") && swap::can_be_limited(&parent.join(SWAP)),
             processes: has("pids"),
             cpu: has("cpu"),
             // Counted by the kernel in every group, whatever is switched on.
@@ -91,8 +96,7 @@ impl Base {
         let write = |file: &str, value: String| fs::write(directory.join(file), value);
         if let (Some(memory), true) = (limits.memory, self.controllers.memory) {
             write("memory.max", enforced(memory).to_string())?;
-            // Without this the limit would only move the excess to the disk. Absent without swap.
-            let _ = write("memory.swap.max", "0".into());
+            swap::limit(&directory.join(SWAP), "0")?;
         }
         if let (Some(processes), true) = (limits.processes, self.controllers.processes) {
             write("pids.max", (u64::from(processes) + self.own_processes).to_string())?;

@@ -1,31 +1,33 @@
-//! How QEMU gets into its walls: a small program inside comes for the arguments and for what is needed, as open
-//! files, and becomes QEMU.
+//! How QEMU gets into its walls: a small program inside listens for the arguments and for what is needed, as
+//! open files, and becomes QEMU. Its socket lies in a private place of the walls, under no name of the host's:
+//! this side connects, so that nobody else can be served.
 
 use std::io;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
 use stockade_core::{Command, Error, ErrorCode, Result, SandboxId, SandboxSpec};
+use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::arguments::Order;
 use crate::across::vmm::send;
+use crate::microvm::NAME;
 use crate::microvm::cage::{Cage, largest_disk, limits, shown};
 use crate::microvm::driver::Machine;
-use crate::microvm::{NAME, failed};
 use crate::native::Native;
 
 /// What QEMU takes beside the guest's memory: itself, its compiled code, its threads.
 const OVERHEAD: u64 = 384 << 20;
-/// How long the helper inside may take to come for the files.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Where it finds its program and the socket.
+/// How long the helper inside may take to listen and to take the files.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is tried until it listens.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
+/// Where it finds its program, and where it listens: both inside.
 const PROGRAM: &str = "/stockade/vmm";
-const DOOR: &str = "/stockade/door";
-const SOCKET: &str = "socket";
+const SOCKET: &str = "/run/vmm.sock";
 
 /// A QEMU that runs in its walls.
 pub(super) struct Caged {
@@ -39,42 +41,52 @@ pub(super) async fn start(
     native: &Arc<Native>,
     id: &SandboxId,
     machine: &Machine,
-    (program, dir): (&Path, &Path),
+    program: &Path,
     order: Order,
 ) -> Result<Caged> {
-    let no_socket = |error: io::Error| failed("create", "its socket cannot be made").source(error);
-    let listener = UnixListener::bind(dir.join(SOCKET)).map_err(no_socket)?;
-    let spec = spec(machine, program, dir)?;
-    let helper = Command::program([PROGRAM.to_owned(), "vmm".into(), format!("{DOOR}/{SOCKET}")]);
+    let spec = spec(machine, program)?;
+    let helper = Command::program([PROGRAM, "vmm", SOCKET]);
     let mut caged = Caged { cage: Cage::start(native, id, &spec, &helper).await?, process: 0 };
-    let handed = timeout(PATIENCE, hand_over(listener, &order)).await;
+    let handed = timeout(HANDOVER_TIMEOUT, hand_over(&caged.cage, &order)).await;
     match handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(process) => caged.process = process,
         Err(error) => return Err(caged.given_up(error).await),
     }
-    std::fs::remove_file(dir.join(SOCKET)).map_err(no_socket)?;
     Ok(caged)
 }
 
-fn spec(machine: &Machine, program: &Path, dir: &Path) -> Result<SandboxSpec> {
+fn spec(machine: &Machine, program: &Path) -> Result<SandboxSpec> {
     // The only files it can write are the disks.
     let disk = largest_disk(machine).max(1 << 20);
     Ok(SandboxSpec {
-        mounts: vec![shown(program, PROGRAM, true)?, shown(dir, DOOR, true)?],
+        mounts: vec![shown(program, PROGRAM, true)?],
         limits: limits(machine, OVERHEAD, disk),
         ..SandboxSpec::default()
     })
 }
 
 /// Returns whom they were handed to, who becomes QEMU.
-async fn hand_over(listener: UnixListener, order: &Order) -> io::Result<i32> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::UnixListener::from_std(listener)?;
-    let (socket, _) = listener.accept().await?;
+async fn hand_over(cage: &Cage, order: &Order) -> io::Result<i32> {
+    let socket = connect(cage).await?;
     let text = serde_json::to_vec(&order.words)?;
     socket.writable().await?;
     socket.try_io(tokio::io::Interest::WRITABLE, || send(&socket, &text, &order.files))?;
     Ok(socket_peercred(&socket)?.pid.as_raw_pid())
+}
+
+/// Connects to the helper as soon as it listens.
+async fn connect(cage: &Cage) -> io::Result<UnixStream> {
+    let path = cage.path_of(SOCKET).ok_or(io::ErrorKind::NotConnected)?;
+    loop {
+        match UnixStream::connect(&path).await {
+            Err(error) if not_yet(&error) => tokio::time::sleep(CONNECT_INTERVAL).await,
+            connected => return connected,
+        }
+    }
+}
+
+fn not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 impl Caged {

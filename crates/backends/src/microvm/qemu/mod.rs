@@ -98,7 +98,6 @@ impl Qemu {
         id: &SandboxId,
         machine: &Machine,
         memory: Ram,
-        dir: &Path,
         further: impl FnOnce(&mut Order) -> io::Result<()>,
     ) -> Result<QemuVm> {
         let unusable = |error: io::Error| failed("create", "it cannot be described").source(error);
@@ -118,7 +117,7 @@ impl Qemu {
             order.disk(number, opened.map_err(unusable)?, disk.read_only);
         }
         further(&mut order).map_err(unusable)?;
-        let caged = cage::start(&self.native, id, machine, (&self.helper, dir), order).await?;
+        let caged = cage::start(&self.native, id, machine, &self.helper, order).await?;
         let control = match stream(control) {
             Ok(stream) => Qmp::begin(stream).await,
             Err(error) => Err(error),
@@ -170,9 +169,9 @@ impl Driver for Qemu {
         })
     }
 
-    async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
+    async fn boot(&self, id: &SandboxId, machine: &Machine, _dir: &Path) -> Result<Box<dyn Vm>> {
         let memory = Ram::Shared(Arc::new(memory::sized(machine.memory).map_err(no_memory)?));
-        let vm = self.start(id, machine, memory, dir, |order| kernel(order, machine)).await?;
+        let vm = self.start(id, machine, memory, |order| kernel(order, machine)).await?;
         Ok(Box::new(vm))
     }
 
@@ -181,7 +180,7 @@ impl Driver for Qemu {
         id: &SandboxId,
         machine: &Machine,
         saved: &Saved,
-        dir: &Path,
+        _dir: &Path,
     ) -> Result<Box<dyn Vm>> {
         let memory = self.memories.of(saved, machine.memory).map_err(no_memory)?;
         let state = File::open(&saved.state).map_err(no_memory)?;
@@ -194,7 +193,7 @@ impl Driver for Qemu {
         };
         // It looks at its memory only when it is told to go on.
         let ram = Ram::Private(Arc::clone(&memory));
-        let started = self.start(id, machine, ram, dir, incoming);
+        let started = self.start(id, machine, ram, incoming);
         let (vm, filled) = tokio::join!(started, memory.filled());
         if filled.is_err() {
             self.memories.forget(&memory);

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use stockade_core::{EntryKind, Error, ErrorCode};
 
 use super::CP;
+use crate::umask;
 
 const BELOW: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
@@ -62,18 +63,33 @@ pub fn names(dir: impl AsFd) -> io::Result<Vec<OsString>> {
 
 /// Makes a directory, or takes the one that is there.
 pub fn make_dir(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
-    match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
-        Ok(()) | Err(Errno::EXIST) => {}
+    let mode = Mode::from_raw_mode(0o777);
+    let new = match rustix::fs::mkdirat(&dir, name, mode) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
         Err(errno) => return Err(errno.into()),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | BELOW;
+    let made = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+    if new {
+        umask::give_to_caller(&made, mode)?;
     }
-    Ok(rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::DIRECTORY | BELOW, Mode::empty())?)
+    Ok(made)
 }
 
 /// Makes a regular file, or empties the one that is there.
 pub fn create(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File> {
     let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
-    let flags = OFlags::WRONLY | OFlags::CREATE | BELOW;
-    let file: File = rustix::fs::openat(dir, name, flags, mode)?.into();
+    let flags = OFlags::WRONLY | BELOW;
+    let new = rustix::fs::openat(&dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
+    let file: File = match new {
+        Ok(new) => {
+            umask::give_to_caller(&new, mode)?;
+            new.into()
+        }
+        Err(Errno::EXIST) => rustix::fs::openat(dir, name, flags, Mode::empty())?.into(),
+        Err(errno) => return Err(errno.into()),
+    };
     if !file.metadata()?.is_file() {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }

@@ -1,0 +1,149 @@
+//! A filter that every program gets before its first instruction, beneath whatever walls there are: no file
+//! that runs as its owner whoever runs it, no new namespaces, and none of the host's few contexts for
+//! asynchronous I/O (C-18). It holds where the walls are somebody else's, such as a container engine's, whose
+//! own filter lets these through; and it takes `openat2` away, whose arguments no filter can look at.
+//!
+//! Installed by the agent, and so no wall against whoever should take the agent over.
+
+use libc::{c_long, sock_filter};
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xC000_003E;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xC000_00B7;
+/// Numbers from here on belong to another way into the same kernel.
+const FOREIGN_ABI: u32 = 0x4000_0000;
+
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const ANY_OF: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+/// To run as the owner or the group, whoever runs it.
+const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+/// What makes opening a file look at the mode.
+const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
+const NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32;
+
+/// What happens to a call that is looked at.
+#[derive(Clone, Copy)]
+enum Rule {
+    Refuse(i32),
+    /// Refused if any of these bits is set in that argument.
+    Without(u32, u32),
+    /// Refused if it creates, by that argument, with a mode, in the next one, that sets ids.
+    Opens(u32),
+}
+
+use Rule::{Opens, Refuse, Without};
+
+const RULES: &[(c_long, Rule)] = &[
+    (libc::SYS_openat2, Refuse(libc::ENOSYS)),
+    (libc::SYS_io_setup, Refuse(libc::ENOSYS)),
+    (libc::SYS_clone3, Refuse(libc::ENOSYS)),
+    (libc::SYS_unshare, Refuse(libc::EPERM)),
+    (libc::SYS_setns, Refuse(libc::EPERM)),
+    (libc::SYS_clone, Without(0, NAMESPACES)),
+    (libc::SYS_fchmod, Without(1, SET_ID)),
+    (libc::SYS_fchmodat, Without(2, SET_ID)),
+    (libc::SYS_fchmodat2, Without(2, SET_ID)),
+    (libc::SYS_mknodat, Without(2, SET_ID)),
+    (libc::SYS_openat, Opens(2)),
+];
+
+/// The older names that only this architecture has.
+#[cfg(target_arch = "x86_64")]
+const RULES_HERE: &[(c_long, Rule)] = &[
+    (libc::SYS_chmod, Without(1, SET_ID)),
+    (libc::SYS_mknod, Without(1, SET_ID)),
+    (libc::SYS_creat, Without(1, SET_ID)),
+    (libc::SYS_open, Opens(1)),
+];
+
+#[cfg(not(target_arch = "x86_64"))]
+const RULES_HERE: &[(c_long, Rule)] = &[];
+
+/// The filter, made once: nothing can be allocated between the fork and the program.
+pub struct Guard(Vec<sock_filter>);
+
+impl Guard {
+    /// The filter, where this process has given up gaining privileges: elsewhere there are no walls.
+    pub fn where_walls_are() -> Option<Self> {
+        rustix::thread::no_new_privs().ok().filter(|given_up| *given_up).map(|_| Self(program()))
+    }
+
+    /// As the kernel wants it.
+    pub fn filter(&self) -> &[sock_filter] {
+        &self.0
+    }
+}
+
+fn program() -> Vec<sock_filter> {
+    let mut program = vec![
+        load(ARCH),
+        test(EQUAL, ARCHITECTURE, 1, 0),
+        give(libc::SECCOMP_RET_KILL_PROCESS),
+        load(NUMBER),
+        test(AT_LEAST, FOREIGN_ABI, 0, 1),
+        give(libc::SECCOMP_RET_KILL_PROCESS),
+    ];
+    for (call, rule) in RULES.iter().chain(RULES_HERE) {
+        let code = look(*rule);
+        program.push(test(EQUAL, *call as u32, 0, code.len() as u8));
+        program.extend(code);
+    }
+    program.push(allow());
+    program
+}
+
+fn look(rule: Rule) -> Vec<sock_filter> {
+    match rule {
+        Refuse(errno) => vec![refuse(errno)],
+        Without(index, bits) => {
+            vec![load(argument(index)), test(ANY_OF, bits, 1, 0), allow(), refuse(libc::EPERM)]
+        }
+        Opens(flags) => vec![
+            load(argument(flags)),
+            test(ANY_OF, CREATES, 0, 2),
+            load(argument(flags + 1)),
+            test(ANY_OF, SET_ID, 1, 0),
+            allow(),
+            refuse(libc::EPERM),
+        ],
+    }
+}
+
+/// Where the lower half of an argument lies; the kernel looks at no more of those that are checked here.
+fn argument(index: u32) -> u32 {
+    16 + 8 * index + if cfg!(target_endian = "big") { 4 } else { 0 }
+}
+
+fn load(offset: u32) -> sock_filter {
+    sock_filter { code: LOAD, jt: 0, jf: 0, k: offset }
+}
+
+fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+fn give(answer: u32) -> sock_filter {
+    sock_filter { code: RETURN, jt: 0, jf: 0, k: answer }
+}
+
+fn allow() -> sock_filter {
+    give(libc::SECCOMP_RET_ALLOW)
+}
+
+fn refuse(errno: i32) -> sock_filter {
+    give(libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
+}

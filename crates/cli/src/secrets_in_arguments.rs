@@ -1,0 +1,105 @@
+//! Values of `--env K=V` on this process's own command line, which every user of the host can read: they are
+//! overwritten before anything else happens. Whoever parses gets a copy that was taken before.
+//!
+//! For the instant between the start of the process and the overwriting they can be seen: `--env K` and
+//! `--env-file` show nothing at any time.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+const FLAG: &[u8] = b"--env";
+const COVER: u8 = b'*';
+/// Where the kernel says, in the fields after a process's name, at which address its arguments begin and end.
+const ADDRESSES: Range<usize> = 45..47;
+
+/// The arguments as they were given. Their secret values are not on the command line any more.
+pub fn take() -> Vec<OsString> {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    // Where the kernel forbids it nothing is worse than before.
+    let _ = cover();
+    given
+}
+
+fn cover() -> io::Result<()> {
+    let line = fs::read("/proc/self/cmdline")?;
+    let values = values(&line);
+    if values.is_empty() {
+        return Ok(());
+    }
+    let start = start_of_arguments(line.len())?;
+    let memory = OpenOptions::new().write(true).open("/proc/self/mem")?;
+    values.into_iter().try_for_each(|value| overwrite(&memory, start, value))
+}
+
+fn overwrite(memory: &File, start: u64, value: Range<usize>) -> io::Result<()> {
+    memory.write_all_at(&vec![COVER; value.len()], start + value.start as u64)
+}
+
+/// The address at which they begin, if they are as long as they were found to be.
+fn start_of_arguments(length: usize) -> io::Result<u64> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // The name may hold anything, a parenthesis and spaces included.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let addresses = fields.split_whitespace().skip(ADDRESSES.start).take(ADDRESSES.len());
+    let addresses: Vec<u64> = addresses.filter_map(|field| field.parse().ok()).collect();
+    match addresses[..] {
+        [start, end] if end.checked_sub(start) == Some(length as u64) => Ok(start),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Where the values stand in a command line whose arguments each end with a zero byte. What follows `--` is
+/// the guest's own command, for everybody to see.
+fn values(line: &[u8]) -> Vec<Range<usize>> {
+    let mut values = Vec::new();
+    let (mut start, mut value_follows) = (0, false);
+    for argument in line.split(|byte| *byte == 0) {
+        if argument == b"--" {
+            break;
+        }
+        let given = match argument.strip_prefix(FLAG) {
+            Some([b'=', rest @ ..]) => Some(rest),
+            Some(_) | None => value_follows.then_some(argument),
+        };
+        if let Some(given) = given
+            && let Some(sign) = given.iter().position(|byte| *byte == b'=')
+        {
+            let end = start + argument.len();
+            values.push(end - given.len() + sign + 1..end);
+        }
+        value_follows = argument == FLAG;
+        start += argument.len() + 1;
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covered(line: &str) -> String {
+        let mut bytes: Vec<u8> = line.replace(' ', "\0").into_bytes();
+        for value in values(&bytes.clone()) {
+            bytes[value].fill(COVER);
+        }
+        String::from_utf8(bytes).unwrap().replace('\0', " ")
+    }
+
+    #[test]
+    fn only_values_of_variables_are_covered() {
+        for (given, shown) in [
+            ("stockade run --env K=V -- true", "stockade run --env K=* -- true"),
+            ("stockade run --env=K=a=b -- true", "stockade run --env=K=*** -- true"),
+            ("stockade run --env K --env L=abc x", "stockade run --env K --env L=*** x"),
+            ("stockade run --env-file F=1 x", "stockade run --env-file F=1 x"),
+            ("stockade run -- env --env K=V", "stockade run -- env --env K=V"),
+            ("stockade run --env", "stockade run --env"),
+            ("stockade exec s --env K= --env M=x", "stockade exec s --env K= --env M=*"),
+        ] {
+            assert_eq!(covered(given), shown);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The process that connects in the stead of one sandbox's guest. What the guest's memory says is copied once;
+//! what it names is opened, judged, and connected to by descriptor.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, sockopt};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open,
+    set_parent_process_death_signal,
+};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::diag::{Bound, Diag};
+use super::waiting::{Attempt, Outcome, Waiting};
+use super::{Guest, watch};
+use crate::bare::calls;
+use crate::sys;
+use crate::walls::scratch::PRIVATE;
+
+/// The longest address that the kernel takes.
+const MAX_ADDRESS: usize = 128;
+
+/// Starts one for the sandbox of this listener.
+pub(super) fn start(listener: &OwnedFd, guest: Guest) -> Result<Pid, Errno> {
+    let listener = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
+    watch::fork(move || {
+        // Nothing of the launcher's stays: while this process held a pipe, nobody would notice its end.
+        let alone = set_parent_process_death_signal(Some(Signal::KILL))
+            .and_then(|()| sys::keep_only([listener]));
+        if let Ok([listener]) = alone {
+            serve(&listener, guest);
+        }
+    })
+}
+
+/// Returns when nobody is left whom it could serve.
+fn serve(listener: &OwnedFd, guest: Guest) {
+    let mut server = Server { guest, diag: None, waiting: Vec::new() };
+    loop {
+        let timeout = server.next_try();
+        let mut ready = vec![PollFd::new(listener, PollFlags::IN)];
+        ready.extend(server.waiting.iter().filter_map(Waiting::poll_fd));
+        match poll(&mut ready, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+        let events = ready[0].revents();
+        drop(ready);
+        if events.contains(PollFlags::IN) {
+            server.take_call(listener);
+        } else if !events.is_empty() {
+            return;
+        }
+        server.go_on(listener);
+    }
+}
+
+struct Server {
+    guest: Guest,
+    /// Made with the first call: the namespace is that of whoever calls.
+    diag: Option<Diag>,
+    waiting: Vec<Waiting>,
+}
+
+impl Server {
+    fn next_try(&self) -> Option<rustix::event::Timespec> {
+        self.waiting.iter().map(Waiting::interval).min()
+    }
+
+    fn take_call(&mut self, listener: &OwnedFd) {
+        // Whoever asked may have been ended before it was heard.
+        let Ok(call) = calls::next_call(listener.as_fd()) else { return };
+        match self.connect(listener, &call) {
+            Ok(Outcome::Waits(waiting)) => self.waiting.push(waiting),
+            Ok(Outcome::Done(result)) => calls::reply(listener.as_fd(), call.id, result),
+            Err(errno) => calls::reply(listener.as_fd(), call.id, Err(errno)),
+        }
+    }
+
+    /// Tries again what could not be done at once.
+    fn go_on(&mut self, listener: &OwnedFd) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            if !calls::still_waits(listener.as_fd(), waiting.call) {
+                continue;
+            }
+            let call = waiting.call;
+            match waiting.again() {
+                Outcome::Waits(waiting) => self.waiting.push(waiting),
+                Outcome::Done(result) => calls::reply(listener.as_fd(), call, result),
+            }
+        }
+    }
+
+    fn connect(
+        &mut self,
+        listener: &OwnedFd,
+        call: &libc::seccomp_notif,
+    ) -> Result<Outcome, Errno> {
+        let [number, pointer, length, ..] = call.data.args;
+        let address = copy_address(call.pid, pointer, length)?;
+        let socket = socket_of(call.pid, number)?;
+        // Numbers are used again: what was found may be another process's.
+        if !calls::still_waits(listener.as_fd(), call.id) {
+            return Err(Errno::SRCH);
+        }
+        let local = sockopt::socket_domain(&socket)? == AddressFamily::UNIX;
+        let target = match path_in(&address).filter(|_| local) {
+            Some(path) => Some(self.open_own(call.pid, path)?),
+            None => None,
+        };
+        let attempt = Attempt { socket, address, target, guest: self.guest };
+        Ok(attempt.begin(call.id))
+    }
+
+    /// Opens the socket that a path of the guest's names, if it was made in the sandbox.
+    fn open_own(&mut self, pid: u32, path: &Path) -> Result<OwnedFd, Errno> {
+        let target = resolve(pid, path)?;
+        let found = rustix::fs::fstat(&target)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+            return Err(Errno::CONNREFUSED);
+        }
+        let mount = Mounted::of(pid, &target, found.st_dev)?;
+        let own = match self.bound(pid) {
+            Ok(all) => all.contains(&(mount.device, found.st_ino as u32)),
+            // The kernel does not tell of sockets: then none but those in the sandbox's own places.
+            Err(Errno::NOENT) => mount.is_private(),
+            Err(errno) => return Err(errno),
+        };
+        match own {
+            true => Ok(target),
+            // As a permission would: programs take a refused connection for a stale socket and replace it.
+            false => Err(Errno::ACCESS),
+        }
+    }
+
+    /// Where sockets of the sandbox's own network namespace are bound.
+    fn bound(&mut self, pid: u32) -> Result<BTreeSet<Bound>, Errno> {
+        let diag = match self.diag.take() {
+            Some(diag) => diag,
+            None => {
+                enter_network_of(pid)?;
+                Diag::open()?
+            }
+        };
+        let all = diag.bound();
+        // Kept though it may have failed: it will fail again in the same way.
+        self.diag = Some(diag);
+        all
+    }
+}
+
+fn copy_address(pid: u32, pointer: u64, length: u64) -> Result<Vec<u8>, Errno> {
+    let length = usize::try_from((length as u32).cast_signed()).map_err(|_| Errno::INVAL)?;
+    if length > MAX_ADDRESS {
+        return Err(Errno::INVAL);
+    }
+    let mut address = vec![0; length];
+    if length > 0 && calls::read_memory(pid, pointer, &mut address)? != length {
+        return Err(Errno::FAULT);
+    }
+    Ok(address)
+}
+
+/// The guest's socket, as a descriptor of this process's own.
+fn socket_of(pid: u32, number: u64) -> Result<OwnedFd, Errno> {
+    let number = (number as u32).cast_signed();
+    let thread = Pid::from_raw(pid.cast_signed()).ok_or(Errno::SRCH)?;
+    // Of a thread that shares no descriptors with its process, the kernel tells only where it knows threads.
+    let process = match pidfd_open(thread, PidfdFlags::from_bits_retain(libc::O_EXCL as u32)) {
+        Err(Errno::INVAL) => pidfd_open(leader_of(pid)?, PidfdFlags::empty())?,
+        opened => opened?,
+    };
+    pidfd_getfd(process, number, PidfdGetfdFlags::empty())
+}
+
+fn leader_of(thread: u32) -> Result<Pid, Errno> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(|_| Errno::SRCH)?;
+    let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    leader.and_then(Pid::from_raw).ok_or(Errno::SRCH)
+}
+
+/// The path in a local address; nothing where it has none, or a name that no file has.
+fn path_in(address: &[u8]) -> Option<&Path> {
+    let family = u16::from_ne_bytes(*address.first_chunk()?);
+    let rest = address.get(2..).filter(|_| family == libc::AF_UNIX as u16)?;
+    let path = rest.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())?;
+    Some(Path::new(OsStr::from_bytes(path)))
+}
+
+/// Opens what a path means to a process, only to name it.
+fn resolve(pid: u32, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = openat(CWD, format!("/proc/{pid}/root"), flags, Mode::empty())?;
+    let whole = match path.is_absolute() {
+        true => path.to_owned(),
+        // It may have been moved since: then another file is found and judged, as if it had been named.
+        false => working_directory(pid)?.join(path),
+    };
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    openat2(root, whole, flags, Mode::empty(), inside)
+}
+
+fn working_directory(pid: u32) -> Result<PathBuf, Errno> {
+    let link = rustix::fs::readlink(format!("/proc/{pid}/cwd"), Vec::new())?;
+    Ok(PathBuf::from(OsStr::from_bytes(link.as_bytes())))
+}
+
+/// The mount that an object lies on.
+struct Mounted {
+    /// The device of its file system, as the kernel itself numbers it: what programs are told is another one on
+    /// file systems of several parts.
+    device: u32,
+    /// Where it is, unless something else is mounted at the same place.
+    place: Option<String>,
+}
+
+impl Mounted {
+    fn of(pid: u32, object: &OwnedFd, told: u64) -> Result<Mounted, Errno> {
+        let device = |major: u32, minor: u32| major << 20 | minor;
+        let found = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+        let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"));
+        let mounts = mounts.map_err(|_| Errno::SRCH)?;
+        let mounted = mounts.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let [number, _, numbers, _, place, ..] = fields[..] else { return None };
+            let (major, minor) = numbers.split_once(':')?;
+            let this = number.parse() == Ok(found.stx_mnt_id);
+            let alone =
+                mounts.lines().filter(|line| line.split(' ').nth(4) == Some(place)).count() == 1;
+            let device = device(major.parse().ok()?, minor.parse().ok()?);
+            this.then(|| Mounted { device, place: alone.then(|| place.to_owned()) })
+        });
+        let (major, minor) = (rustix::fs::major(told), rustix::fs::minor(told));
+        Ok(mounted.unwrap_or(Mounted { device: device(major, minor), place: None }))
+    }
+
+    /// Whether it is one of those that every sandbox has to itself, and nothing else is mounted over it.
+    fn is_private(&self) -> bool {
+        self.place.as_ref().is_some_and(|at| PRIVATE.iter().any(|(place, _)| place == at))
+    }
+}
+
+fn enter_network_of(pid: u32) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let network = openat(CWD, format!("/proc/{pid}/ns/net"), flags, Mode::empty())?;
+    move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+}
+
+/// The name by which this process reaches what one of its descriptors names.
+pub(super) fn name_of(descriptor: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", descriptor.as_raw_fd())
+}

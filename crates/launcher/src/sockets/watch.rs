@@ -1,0 +1,134 @@
+//! The launcher's part: holds the listener of every sandbox's filter, and starts a process that serves it when
+//! its guest connects for the first time. Most guests never do.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Guest, server};
+use crate::sys::{self, Cloned};
+use crate::wire;
+
+/// Everything that is waited for.
+pub(crate) struct Watch {
+    epoll: OwnedFd,
+    sandboxes: HashMap<Pid, State>,
+}
+
+/// What of one sandbox is waited for.
+enum State {
+    /// Its process to hand over the listener.
+    Hand(OwnedFd, Guest),
+    /// Its guest to connect.
+    Listener(OwnedFd, Guest),
+    /// Nothing: this process serves it.
+    Served(Pid),
+}
+
+impl Watch {
+    pub(crate) fn new() -> Result<Watch, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Watch { epoll, sandboxes: HashMap::new() })
+    }
+
+    /// From now on the listener of this sandbox is waited for.
+    pub(crate) fn expect(
+        &mut self,
+        sandbox: Pid,
+        hand: OwnedFd,
+        guest: Guest,
+    ) -> Result<(), Errno> {
+        self.wait_for(sandbox, hand.as_fd())?;
+        self.sandboxes.insert(sandbox, State::Hand(hand, guest));
+        Ok(())
+    }
+
+    fn wait_for(&self, sandbox: Pid, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        let data = epoll::EventData::new_u64(sandbox.as_raw_nonzero().get().unsigned_abs().into());
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+    }
+
+    /// Deals with what has happened.
+    pub(crate) fn serve(&mut self) {
+        let mut events = Vec::with_capacity(64);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let buffer = rustix::buffer::spare_capacity(&mut events);
+        if epoll::wait(&self.epoll, buffer, Some(&at_once)).is_err() {
+            return;
+        }
+        for event in events {
+            let number = i32::try_from(event.data.u64()).ok();
+            if let Some(sandbox) = number.and_then(Pid::from_raw) {
+                self.advance(sandbox);
+            }
+        }
+    }
+
+    fn advance(&mut self, sandbox: Pid) {
+        // Closed in any case: that takes it from what is waited for.
+        match self.sandboxes.remove(&sandbox) {
+            Some(State::Hand(hand, guest)) => {
+                let listener = received(&hand);
+                drop(hand);
+                if let Some(listener) = listener
+                    && self.wait_for(sandbox, listener.as_fd()).is_ok()
+                {
+                    self.sandboxes.insert(sandbox, State::Listener(listener, guest));
+                }
+            }
+            // Where no process can be had, the listener is closed, and connecting fails.
+            Some(State::Listener(listener, guest)) => match server::start(&listener, guest) {
+                Ok(served) => drop(self.sandboxes.insert(sandbox, State::Served(served))),
+                Err(_) => drop(listener),
+            },
+            Some(served @ State::Served(_)) => drop(self.sandboxes.insert(sandbox, served)),
+            None => {}
+        }
+    }
+
+    /// A sandbox has ended, and whoever served it is to end with it.
+    pub(crate) fn forget(&mut self, sandbox: Pid) {
+        if let Some(State::Served(server)) = self.sandboxes.remove(&sandbox) {
+            // It ends by itself too, when nobody is left whom it could serve.
+            let _ = kill_process(server, Signal::KILL);
+        }
+    }
+
+    /// One of this process's children has ended: if it served a sandbox, nobody does any more.
+    pub(crate) fn buried(&mut self, child: Pid) {
+        let served = |state: &State| matches!(state, State::Served(server) if *server == child);
+        self.sandboxes.retain(|_, state| !served(state));
+    }
+
+    /// Ends all who serve.
+    pub(crate) fn end_all(&mut self) {
+        let sandboxes: Vec<Pid> = self.sandboxes.keys().copied().collect();
+        sandboxes.into_iter().for_each(|sandbox| self.forget(sandbox));
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn received(hand: &OwnedFd) -> Option<OwnedFd> {
+    let message = wire::receive(hand, RecvFlags::DONTWAIT).ok()??;
+    message.fds.into_iter().next()
+}
+
+/// A copy of this process that does something else until its end.
+pub(super) fn fork(work: impl FnOnce()) -> Result<Pid, Errno> {
+    match sys::clone_into(0, None)? {
+        Cloned::Parent { pid, .. } => Ok(pid),
+        Cloned::Child => {
+            work();
+            sys::exit_now(0)
+        }
+    }
+}
