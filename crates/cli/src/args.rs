@@ -212,7 +212,15 @@ impl SpecArgs {
             without: around.without.iter().copied().collect(),
         };
         check_cores(&spec)?;
-        workspace::keep_state_out(&spec, &settings.state_dir()?)?;
+        match wanted {
+            Wanted::Plain(Workspace::Local(dir)) | Wanted::View(dir) => {
+                workspace::refuse_state(dir, settings)?;
+            }
+            Wanted::Plain(Workspace::Ephemeral | Workspace::Overlay(_))
+            | Wanted::Checkout(_)
+            | Wanted::Kept(_) => {}
+        }
+        workspace::check_views(&spec, settings)?;
         Ok(spec)
     }
 }

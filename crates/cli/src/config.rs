@@ -12,12 +12,11 @@ use stockade_backends::ssh::Host;
 use stockade_core::{
     BackendChoice, Boundary, Error, ErrorCode, Limits, Result, TenantName, Workspace,
 };
-use stockade_engine::{EngineConfig, Quota, StateDir};
+use stockade_engine::{EngineConfig, OwnPath, Quota, StateDir, real_path};
 use stockade_tools::ApprovalConfig;
 
 use crate::pools::PoolSetting;
 use crate::printer::Printer;
-use crate::workspace;
 
 const READ: &str = "read the configuration";
 const SYSTEM: &str = "/etc/stockade/config.toml";
@@ -153,8 +152,32 @@ impl Settings {
         Ok(EngineConfig {
             quotas: self.quotas.iter().map(|(name, set)| (name.clone(), quota(*set))).collect(),
             default_quota: self.default_quota.map(quota).unwrap_or_default(),
+            own_paths: self.own_paths(),
+            shared_dirs: [env_path("TMPDIR"), env_path("XDG_RUNTIME_DIR")]
+                .into_iter()
+                .flatten()
+                .collect(),
             ..EngineConfig::at(self.state_dir()?)
         })
+    }
+
+    /// What no guest may see beside the state directory: whoever writes configuration runs code on the
+    /// host with the next command, and whoever reaches a connection's socket is on the other host.
+    fn own_paths(&self) -> Vec<OwnPath> {
+        let own = |what| move |path: PathBuf| OwnPath::fixed(path, what);
+        let files = [Some(PathBuf::from(SYSTEM)), user_file()].into_iter().flatten();
+        // The directory, where a file may yet be made, and the file, which may be a link elsewhere.
+        let configuration = files.flat_map(|file| [file.parent().map(Path::to_owned), Some(file)]);
+        let hosts = self.ssh.hosts.iter().flatten().filter_map(|host| host.config.clone());
+        let caches = [cache_dir(), self.microvm.cache.clone()].into_iter().flatten();
+        let sockets = env_path("XDG_RUNTIME_DIR").map(|dir| dir.join("stockade-ssh"));
+        let configuration = configuration.flatten().map(own("the configuration"));
+        configuration
+            .chain(hosts.map(own("the configuration of a host")))
+            .chain(caches.map(own("the cache")))
+            .chain(sockets.into_iter().map(own("the sockets of connections")))
+            .chain(self.docker.socket.iter().cloned().map(own("the container engine's socket")))
+            .collect()
     }
 
     /// These settings, with the ones left out taken from `earlier`.
@@ -193,10 +216,17 @@ impl Settings {
 }
 
 fn user_file() -> Option<PathBuf> {
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+    let base = env_path("XDG_CONFIG_HOME").or_else(|| Some(env_path("HOME")?.join(".config")))?;
     Some(base.join("stockade/config.toml"))
+}
+
+fn cache_dir() -> Option<PathBuf> {
+    let base = env_path("XDG_CACHE_HOME").or_else(|| Some(env_path("HOME")?.join(".cache")))?;
+    Some(base.join("stockade"))
+}
+
+fn env_path(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// The text of a file, if it is there and no guest can have written it.
@@ -220,7 +250,7 @@ fn trusted(
         Some(Workspace::Overlay(layers)) => Some(&layers.lower),
         Some(Workspace::Ephemeral) | None => None,
     };
-    if dir.is_some_and(|dir| workspace::real(file).starts_with(dir.as_path())) {
+    if dir.is_some_and(|dir| real_path(file).starts_with(dir.as_path())) {
         let file = file.display();
         printer.note(&format!("note: `{file}` is ignored: it lies in the workspace"));
         return Ok(None);

@@ -25,7 +25,8 @@ use crate::wasm;
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Start with a captured state; what the sandbox is made of comes from there too.
+    /// Start with a captured state; what the sandbox is made of comes from there too. What of this
+    /// host it sees (--image, --workspace, --mount), --net and --without are yours to say again.
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "review", conflicts_with_all = MADE_OF)]
     from: Option<SnapshotId>,
     /// Keep what is changed apart, show it at the end, and ask whether to apply it.
@@ -66,14 +67,14 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         review::require(printer)?;
         args.spec.place.overlay |= args.spec.place.resume.is_none();
     }
-    // Nobody's directory is filled with what was captured.
-    args.spec.place.no_workspace |= args.from.is_some();
+    // No directory of the host is filled with what was captured.
+    args.spec.place.no_workspace |= args.from.is_some() && args.spec.place.workspace.is_none();
     let wanted = args.spec.wanted()?;
     let configured = wanted.settings(printer)?;
     let settings = &configured.settings;
     let mut spec = args.spec.spec(&wanted, settings)?;
     if let Some(snapshot) = &args.from {
-        spec = as_captured(snapshot, spec, args.spec.backend.is_some(), settings)?;
+        spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
     args.command.adjust(&mut spec);
     wasm::recognise(&mut spec, &mut command)?;

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 use stockade_core::{Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace};
+use stockade_engine::real_path;
 use stockade_workspaces::too_broad;
 
 use crate::args::existing;
+use crate::config::Settings;
 
 const WORKSPACE: &str = "--workspace";
 
@@ -82,51 +84,24 @@ fn refuse_broad(dir: &HostPath) -> Result<()> {
     )))
 }
 
-/// Refuses a spec that lets the guest write to the records about itself.
-pub fn keep_state_out(spec: &SandboxSpec, state: &Path) -> Result<()> {
-    let state = real(state);
-    let workspace = match &spec.workspace {
-        Workspace::Local(dir) if !spec.read_only => Some(dir),
-        // What is changed in a view of it may be applied later.
-        Workspace::Overlay(layers) if !spec.read_only => Some(&layers.lower),
-        Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral => None,
-    };
-    let mounts = spec.mounts.iter().filter(|mount| !mount.read_only).map(|mount| &mount.source);
-    match workspace.into_iter().chain(mounts).find(|dir| state.starts_with(dir.as_path())) {
-        None => Ok(()),
-        Some(dir) => {
-            let message = format!(
-                "the state directory `{}` lies in `{dir}`, where the command could change it",
-                state.display()
-            );
-            let remedy = "set STOCKADE_STATE_DIR to a directory elsewhere, or use --read-only";
-            Err(Error::new(ErrorCode::Invalid, "run", message).remedy(remedy))
-        }
+/// Refuses a spec that shows its guest what is Stockade's own or shared by programs of the host (C-06).
+/// The engine checks the same again: this is before anything is made for the spec.
+pub fn check_views(spec: &SandboxSpec, settings: &Settings) -> Result<()> {
+    let refusals = settings.engine()?.refused_views(spec);
+    match refusals.0.is_empty() {
+        true => Ok(()),
+        false => Err(Error::refused("check what the sandbox sees", None, refusals)),
     }
 }
 
-/// The path behind all links, as far as it exists.
-pub fn real(path: &Path) -> PathBuf {
-    let mut missing = Vec::new();
-    let mut there = path;
-    loop {
-        if let Ok(found) = there.canonicalize() {
-            return missing.iter().rev().fold(found, |path, name| path.join(name));
-        }
-        let (Some(parent), Some(name)) = (there.parent(), there.file_name()) else {
-            return path.to_owned();
-        };
-        missing.push(name);
-        there = parent;
+/// Refuses a directory that somebody names among the trees of other workspaces: `--resume` goes on in
+/// one of those.
+pub fn refuse_state(dir: &HostPath, settings: &Settings) -> Result<()> {
+    let state = real_path(&settings.state_dir()?);
+    if !dir.as_path().starts_with(&state) {
+        return Ok(());
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_that_is_not_there_yet_is_followed_as_far_as_it_is() {
-        assert_eq!(real(Path::new("/proc/self/root/nowhere/x")), Path::new("/nowhere/x"));
-    }
+    let message = format!("`{dir}` lies in the state directory `{}`", state.display());
+    Err(Error::new(ErrorCode::Invalid, WORKSPACE, message)
+        .remedy("name a directory elsewhere, or go on in a workspace with --resume ID"))
 }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::secrets::looks_secret;
 use crate::{
     BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
     Limits, Network, SandboxSpec, Support, Workspace,
@@ -193,6 +194,11 @@ fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
     }
     if spec.env.values().any(|value| value.contains('\0')) {
         refusals.push(wrong_field("env", "holds a zero byte", "remove it"));
+    }
+    // Without the label itself, which would be told and recorded then (C-41).
+    if spec.labels.iter().any(|(name, value)| looks_secret(name, value)) {
+        let reason = "one looks like a secret, and labels are kept in records and listings";
+        refusals.push(wrong_field("labels", reason, "leave it out; pass secrets with --env"));
     }
     if matches!(&spec.network, Network::Egress(rules) if rules.is_empty()) {
         refusals.push(wrong_field("network", "lists no host", "list hosts, or ask for `none`"));

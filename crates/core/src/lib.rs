@@ -17,6 +17,8 @@ mod name;
 mod network;
 mod outcome;
 mod path;
+mod portable;
+mod secrets;
 mod spec;
 mod units;
 

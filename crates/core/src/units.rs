@@ -114,6 +114,21 @@ impl fmt::Display for Bytes {
     }
 }
 
+impl Bytes {
+    /// Rounded to a tenth of its unit, for people: `5.0g`. [`fmt::Display`] is exact.
+    pub fn rounded(self) -> String {
+        let unit = SIZE_UNITS.iter().find(|(_, factor)| self.0 >= *factor);
+        match unit.copied() {
+            Some((unit, factor)) if factor > 1 => {
+                let tenths =
+                    (u128::from(self.0) * 10 + u128::from(factor) / 2) / u128::from(factor);
+                format!("{}.{}{unit}", tenths / 10, tenths % 10)
+            }
+            Some(_) | None => self.to_string(),
+        }
+    }
+}
+
 impl FromStr for Span {
     type Err = UnitError;
 
@@ -215,6 +230,20 @@ as_human_text!(Millicores, CPU, None);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_size_for_people_has_one_digit_after_the_point() {
+        for (bytes, text) in [
+            (0, "0b"),
+            (1023, "1023b"),
+            (1024, "1.0k"),
+            (5_376_940_321, "5.0g"),
+            (1_600_000, "1.5m"),
+            (u64::MAX, "16777216.0t"),
+        ] {
+            assert_eq!(Bytes(bytes).rounded(), text);
+        }
+    }
 
     #[test]
     fn sizes_parse_in_the_usual_spellings() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use stockade_core::TenantName;
 
 use crate::history::HistoryBounds;
+use crate::host_views::OwnPath;
 use crate::journal::JournalOptions;
 
 /// What an engine is opened with.
@@ -14,6 +15,11 @@ use crate::journal::JournalOptions;
 pub struct EngineConfig {
     /// Where journal and leases live.
     pub state_dir: PathBuf,
+    /// Further paths of Stockade's own that no guest may see, beside the state directory: configuration,
+    /// caches, sockets (C-06).
+    pub own_paths: Vec<OwnPath>,
+    /// Further directories that programs of the host share, such as `$TMPDIR`: none is shown as a whole.
+    pub shared_dirs: Vec<PathBuf>,
     /// Quotas by tenant.
     pub quotas: BTreeMap<TenantName, Quota>,
     /// The quota of every other tenant.
@@ -42,6 +48,8 @@ impl EngineConfig {
     pub fn at(state_dir: impl Into<PathBuf>) -> Self {
         Self {
             state_dir: state_dir.into(),
+            own_paths: Vec::new(),
+            shared_dirs: Vec::new(),
             quotas: BTreeMap::new(),
             default_quota: Quota::default(),
             journal: JournalOptions::default(),

@@ -261,8 +261,13 @@ impl Inner {
         self.known(spec)?;
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
-        let Some(admitted) = selection.admitted.take() else {
-            return Err(self.refused(spec, every_refusal(&selection)).await);
+        let admitted = selection.admitted.take();
+        let Refusals(mut refusals) = self.config.refused_views(spec);
+        if admitted.is_none() {
+            refusals.extend(every_refusal(spec, &selection).0);
+        }
+        let Some(admitted) = admitted.filter(|_| refusals.is_empty()) else {
+            return Err(self.refused(spec, Refusals(refusals)).await);
         };
         let taken =
             measured.iter().find(|capabilities| capabilities.backend == *admitted.backend());
@@ -397,7 +402,7 @@ fn no_such_backend(name: &BackendName, known: &[BackendName]) -> Error {
 }
 
 /// All that stood in the way of every backend, or the plain fact that there is none.
-fn every_refusal(selection: &Selection) -> Refusals {
+fn every_refusal(spec: &SandboxSpec, selection: &Selection) -> Refusals {
     let mut refusals: Vec<Refusal> = Vec::new();
     for choice in &selection.choices {
         for mut refusal in choice.refusals.iter().cloned() {
@@ -409,6 +414,17 @@ fn every_refusal(selection: &Selection) -> Refusals {
             }
         }
     }
+    // Who asks for a boundary is told of those that have it and are not chosen by themselves.
+    if spec.backend == BackendChoice::Auto && !spec.boundaries.is_empty() {
+        let passed_over = selection.choices.iter().filter(|choice| choice.refusals.is_empty());
+        refusals.extend(passed_over.map(|choice| Refusal {
+            field: "boundaries".into(),
+            feature: None,
+            reason: format!("{} was passed over: {}", choice.backend, choice.why),
+            remedy: format!("`stockade detect` says what {} lacks here", choice.backend),
+            backend: None,
+        }));
+    }
     if refusals.is_empty() {
         refusals.push(Refusal {
             field: "backend".into(),
@@ -419,4 +435,22 @@ fn every_refusal(selection: &Selection) -> Refusals {
         });
     }
     Refusals(refusals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boundary_that_is_to_be_had_only_by_name_is_told_of() {
+        let mut machines = Capabilities::none(BackendName::literal("machines"), Boundary::Emulated);
+        machines.only_by_name = Some("it emulates, since there is no KVM".into());
+        let walls = Capabilities::none(BackendName::literal("walls"), Boundary::SharedKernel);
+        let boundaries = BTreeSet::from([Boundary::Hardware]);
+        let spec = SandboxSpec { boundaries, ..SandboxSpec::default() };
+        let told = every_refusal(&spec, &select(&spec, &[machines, walls])).to_string();
+        for part in ["machines was passed over", "no KVM", "walls has the boundary"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod config;
 mod engine;
 mod execution;
 mod history;
+mod host_views;
 mod id;
 mod journal;
 mod lease;
@@ -25,6 +26,7 @@ pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};
 pub use history::{HistoryBounds, OutputEvent, Subscription};
+pub use host_views::{OwnPath, real as real_path};
 pub use id::fresh as fresh_id;
 pub use journal::{
     Break, Damage, Digest, Event, Filter, Job, Jobs, Journal, JournalOptions, Receipt, Record,
@@ -33,5 +35,5 @@ pub use journal::{
 pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
-pub use snapshots::{Part, Passing, Snapshot, SnapshotListing, Snapshots};
+pub use snapshots::{HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};

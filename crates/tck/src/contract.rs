@@ -33,7 +33,13 @@ clauses! {
     "C-03" "Default spec: no network, a clean environment, the workspace writable and everything else \
         read-only or absent, all limits finite: 30 s CPU, 60 s wall, 512 MiB memory, 1 GiB disk, 128 \
         processes, 16 MiB output."
-    "C-04" "Unknown fields, names that do not parse, paths that escape: refused, naming the field.";
+    "C-04" "Unknown fields, names that do not parse, paths that escape: refused, naming the field."
+    "C-05" "A spec that arrives in a file or over a wire (snapshot, bundle, pool, teleport, API of another \
+        user) names no host path, mount or given-up feature of its own: those come from the caller, \
+        checked anew."
+    "C-06" "No view of the host that a guest gets, read-only or not, contains Stockade's own state, \
+        configuration, sockets, caches, or another sandbox's private files. Checked once, in the engine, \
+        on the final spec, for every backend.";
     "Execution":
     "C-10" "Exit codes are surfaced verbatim; a signal is reported as that signal; a program that never \
         started is a start failure (not found, not executable, bad directory …), never an exit code."

@@ -272,7 +272,8 @@ mod tests {
         if std::env::var_os("STOCKADE_WRITE_DOCS").is_some() {
             std::fs::write(PAGE, &meant).unwrap();
         }
-        let help = "write it anew: STOCKADE_WRITE_DOCS=1 scripts/nextest run -p stockade-workspaces";
+        let help =
+            "write it anew: STOCKADE_WRITE_DOCS=1 scripts/nextest run -p stockade-workspaces";
         assert_eq!(std::fs::read_to_string(PAGE).unwrap(), meant, "{help}");
     }
 

@@ -20,7 +20,7 @@ use super::socket::Engine;
 use super::{NAME, agent};
 use crate::linux::limits::{counted_inside, per_process, with_runtime};
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY, private as places};
+use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
 
 /// Whom a rootless engine's own user is inside.
 const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
@@ -196,12 +196,10 @@ fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
     }
     if let Workspace::Local(path) = &spec.workspace {
         let path = directory(&NAME, "workspace", path)?;
-        places::apart(&NAME, "workspace", &path)?;
         mounts.push(bind(&path, WORKSPACE_ROOT, spec.read_only)?);
     }
     for mount in &spec.mounts {
         let source = resolve(&NAME, "mounts", &mount.source)?;
-        places::apart(&NAME, "mounts", &source)?;
         mounts.push(bind(&source, mount.target.as_str(), mount.read_only)?);
     }
     Ok(mounts)

@@ -12,7 +12,7 @@ use stockade_launcher::{Made, PRIVATE, Piece, host_root};
 
 use super::NAME;
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::{MOST_SCRATCH, OURS, SOMEBODY, private};
+use crate::linux::{MOST_SCRATCH, OURS, SOMEBODY};
 
 /// Without privileges on any host.
 const NOBODY: u32 = 65534;
@@ -133,7 +133,6 @@ fn entry(image: &Path, name: &str) -> Option<Piece> {
 fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
     let bind = |mount: &stockade_core::Mount| {
         let source = resolve(&NAME, "mounts", &mount.source)?;
-        private::apart(&NAME, "mounts", &source)?;
         Ok(Bind {
             source,
             target: PathBuf::from(mount.target.as_str()),
@@ -145,7 +144,6 @@ fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
 
 fn workspace(path: &HostPath, read_only: bool) -> Result<Bind> {
     let source = directory(&NAME, "workspace", path)?;
-    private::apart(&NAME, "workspace", &source)?;
     Ok(Bind { source, target: WORKSPACE_ROOT.into(), read_only })
 }
 

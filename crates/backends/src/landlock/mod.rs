@@ -50,7 +50,7 @@ impl Landlock {
 
     async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
         let workspace = plan::workspace(admitted.spec())?;
-        let private = Private::make(id, workspace.as_deref())?;
+        let private = Private::make(id)?;
         let group = self.site.group(id, admitted)?;
         let held = self.site.holds_memory(group.as_ref());
         let mut plan = plan::plan(id, admitted, workspace, &private, held);

@@ -17,11 +17,9 @@ pub(super) const PREFIX: &str = "stockade-";
 pub(super) struct Private(PathBuf);
 
 impl Private {
-    /// Makes it, with its parts. It must be new, and must not lie in the workspace, where the guest
-    /// of another sandbox could reach it.
-    pub(super) fn make(id: &SandboxId, workspace: Option<&Path>) -> Result<Self> {
+    /// Makes it, with its parts. It must be new. No workspace holds it: the engine sees to that.
+    pub(super) fn make(id: &SandboxId) -> Result<Self> {
         let base = private::base().map_err(|error| unusable("cannot be found", error))?;
-        workspace.map_or(Ok(()), |workspace| private::apart(&NAME, "workspace", workspace))?;
         let private = Self(private::path(&base, PREFIX, id));
         let parts = [private.home(), private.temporary(), private.workspace()];
         for directory in [private.path().to_owned()].into_iter().chain(parts) {

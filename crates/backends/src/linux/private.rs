@@ -1,13 +1,14 @@
 //! Private directories of sandboxes. Each is named after its sandbox, so that whoever comes later finds
 //! and removes it: they lie in one place of this user's that no variable of anybody's environment
-//! moves. Whatever else lies under its name is never used.
+//! moves. Whatever else lies under its name is never used. The engine shows none of them to a guest: it
+//! knows them by their name (`stockade-UID`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId};
+use stockade_core::{BackendName, Result, SandboxId};
 use stockade_launcher::clear;
 
 use super::running::left_behind;
@@ -121,22 +122,6 @@ pub(crate) fn create_file(path: &Path) -> io::Result<File> {
 /// The directory of one sandbox. `prefix` is the backend's own.
 pub(crate) fn path(base: &Path, prefix: &str, id: &SandboxId) -> PathBuf {
     base.join(format!("{prefix}{id}"))
-}
-
-/// Refuses to show a sandbox a host path in which private directories lie: its guest could reach those
-/// of others.
-pub(crate) fn apart(backend: &BackendName, field: &'static str, shown: &Path) -> Result<()> {
-    let Some(base) =
-        bases().into_iter().find(|base| base.starts_with(shown) || shown.starts_with(base))
-    else {
-        return Ok(());
-    };
-    let (shown, base) = (shown.display(), base.display());
-    let message =
-        format!("{field}: `{shown}` and `{base}`, where private files lie, are not apart");
-    Err(Error::new(ErrorCode::Invalid, "create", message)
-        .backend(backend.clone())
-        .remedy("choose a smaller directory, elsewhere"))
 }
 
 /// The sandboxes of this user that have one.

@@ -3,8 +3,10 @@
 use clap::Args;
 use serde_json::json;
 use stockade_core::{
-    Command, Error, ErrorCode, Limits, Result, SandboxSpec, SnapshotId, Span, WorkspaceId,
+    Command, Error, ErrorCode, Image, Limits, Result, SandboxPath, SandboxSpec, SnapshotId, Span,
+    Workspace, WorkspaceId,
 };
+use stockade_engine::{HostThings, Snapshot};
 
 use super::launch::launch;
 use super::message::{Order, Ready};
@@ -21,26 +23,22 @@ pub struct CreateArgs {
     spec: SpecArgs,
     #[command(flatten)]
     life: LifeArgs,
-    /// Start with a captured state; what the sandbox is made of comes from there too.
+    /// Start with a captured state; what the sandbox is made of comes from there too. What of this
+    /// host it sees (--image, --workspace, --mount), --net and --without are yours to say again.
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = MADE_OF)]
     from: Option<SnapshotId>,
 }
 
 /// The flags that a captured state answers.
-pub const MADE_OF: [&str; 19] = [
-    "image",
+pub const MADE_OF: [&str; 14] = [
     "writable_root",
-    "workspace",
     "overlay",
     "git",
     "resume",
     "read_only",
-    "mounts",
     "workdir",
-    "net",
     "user",
     "deterministic",
-    "without",
     "cpu",
     "mem",
     "disk",
@@ -63,14 +61,13 @@ pub struct LifeArgs {
 
 /// Makes the sandbox and prints its id.
 pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
-    // Nobody's directory is filled with what was captured.
-    args.spec.place.no_workspace |= args.from.is_some();
+    // No directory of the host is filled with what was captured.
+    args.spec.place.no_workspace |= args.from.is_some() && args.spec.place.workspace.is_none();
     let wanted = args.spec.wanted()?;
     let configured = wanted.settings(printer)?;
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     if let Some(snapshot) = &args.from {
-        let named = args.spec.backend.is_some();
-        spec = as_captured(snapshot, spec, named, &configured.settings)?;
+        spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
     }
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
@@ -88,24 +85,89 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     Ok(0)
 }
 
-/// What was captured says what the sandbox is made of; the flags say what is around it.
+/// What was captured says what the sandbox is made of; the flags say what is around it, and alone name
+/// what of this host it sees, what it may reach and what it does without (C-05).
 pub fn as_captured(
     snapshot: &SnapshotId,
-    flags: SandboxSpec,
-    backend_named: bool,
+    spec: SandboxSpec,
+    flags: &SpecArgs,
     settings: &Settings,
+    printer: &Printer,
 ) -> Result<SandboxSpec> {
-    let captured = snapshot::store(settings)?.get(snapshot)?.spec;
-    let backend = if backend_named { flags.backend } else { captured.backend };
-    let workspace = if captured.read_only { captured.workspace } else { flags.workspace };
+    let Snapshot { spec: captured, shown, .. } = snapshot::store(settings)?.get(snapshot)?;
+    host_things_are_named(&spec, &captured, &shown, printer)?;
+    let backend = if flags.backend.is_some() { spec.backend } else { captured.backend };
+    let image = if shown.image.is_some() { spec.image } else { captured.image };
+    let network =
+        if flags.surroundings.net.is_some() { spec.network } else { captured.network.clone() };
     let limits = Limits {
-        wall_time: flags.limits.wall_time.or(captured.limits.wall_time),
-        output: flags.limits.output.or(captured.limits.output),
-        open_files: flags.limits.open_files.or(captured.limits.open_files),
+        wall_time: spec.limits.wall_time.or(captured.limits.wall_time),
+        output: spec.limits.output.or(captured.limits.output),
+        open_files: spec.limits.open_files.or(captured.limits.open_files),
         ..captured.limits
     };
-    let SandboxSpec { env, labels, tenant, boundaries, .. } = flags;
-    Ok(SandboxSpec { backend, workspace, limits, env, labels, tenant, boundaries, ..captured })
+    let SandboxSpec { workspace, mounts, without, env, labels, tenant, boundaries, .. } = spec;
+    Ok(SandboxSpec {
+        backend,
+        boundaries,
+        image,
+        root: captured.root,
+        workspace,
+        read_only: captured.read_only,
+        mounts,
+        env,
+        user: captured.user,
+        workdir: captured.workdir,
+        network,
+        deterministic: captured.deterministic,
+        limits,
+        tenant,
+        labels,
+        without,
+    })
+}
+
+/// Whether the flags name what the captured sandbox was shown of its host, and nothing in place of what
+/// was captured.
+fn host_things_are_named(
+    flags: &SandboxSpec,
+    captured: &SandboxSpec,
+    shown: &HostThings,
+    printer: &Printer,
+) -> Result<()> {
+    let refused = |message: &str, remedy: &str| {
+        Err(Error::new(ErrorCode::Invalid, "--from", message).remedy(remedy))
+    };
+    let given = flags.image.is_on_the_host().then(|| flags.image.feature());
+    if given != shown.image || matches!(flags.image, Image::Named(_)) {
+        return match shown.image {
+            None => refused("a captured state has its own image", "leave out --image"),
+            Some(kind) => refused(
+                &format!("it was captured over an image of its host ({kind}), which is not in it"),
+                "name the same image with --image",
+            ),
+        };
+    }
+    match (&flags.workspace, shown.workspace) {
+        (Workspace::Ephemeral, true) => refused(
+            "it was captured over a read-only workspace of its host, which is not in it",
+            "name the same directory with --workspace DIR",
+        ),
+        (Workspace::Local(_) | Workspace::Overlay(_), _) if !captured.read_only => {
+            refused("a captured state has its own workspace", "leave out --workspace")
+        }
+        (Workspace::Ephemeral | Workspace::Local(_) | Workspace::Overlay(_), _) => {
+            let given =
+                |target: &&SandboxPath| flags.mounts.iter().any(|mount| mount.target == **target);
+            for target in shown.mounts.iter().filter(|target| !given(target)) {
+                let target = target.as_str().escape_debug();
+                printer.note(&format!(
+                    "note: it had a mount at `{target}`: give one with --mount SRC:{target}"
+                ));
+            }
+            Ok(())
+        }
+    }
 }
 
 /// Makes the workspace, if one has to be, and then the sandbox. If that fails neither is left.

@@ -26,6 +26,7 @@ mod frame;
 mod inherit;
 mod launch;
 mod message;
+mod peer;
 mod place;
 mod remote;
 mod socket;

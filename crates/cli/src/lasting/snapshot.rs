@@ -187,7 +187,7 @@ fn show(snapshots: &[Snapshot], printer: &Printer) {
             Cell::plain(snapshot.id.as_str()),
             Cell::plain(kind),
             Cell::plain(snapshot.backend.as_str()),
-            Cell::plain(snapshot.size().to_string()),
+            Cell::plain(snapshot.size().rounded()),
             Cell::plain(taken),
         ]);
     }

@@ -69,7 +69,7 @@ impl Wanted {
         let lower = match self {
             Self::Plain(workspace) => return Ok(workspace.clone()),
             Self::View(dir) => dir.clone(),
-            Self::Checkout(_) | Self::Kept(_) => host_path(state.join("git"))?,
+            Self::Checkout(_) | Self::Kept(_) => host_path(state.join("git/planned/tree"))?,
         };
         let layer = |name| host_path(state.join("workspaces/planned").join(name));
         Ok(Workspace::Overlay(Layers { lower, upper: layer("upper")?, work: layer("work")? }))

@@ -1,5 +1,6 @@
 //! Bad input: one clear line with the remedy, exit code 125, nothing left behind.
 
+use std::fs;
 use std::process::Command;
 
 use crate::common;
@@ -80,7 +81,15 @@ fn a_home_is_refused_unless_it_is_named_outright() {
     };
     run(&["run", "true"]).is_refused(&["whole home directory"]);
     run(&["run", "--workspace", ".", "true"]).is_refused(&["whole home directory"]);
-    run(&["run", "--workspace", home.to_str().unwrap(), "true"]).is(0, "", "");
+    let named = ["run", "--workspace", home.to_str().unwrap(), "true"];
+    // Configuration and caches lie in a home, and nobody is shown those (C-06).
+    run(&named).is_refused(&["the configuration", "smaller directory"]);
+    let mut apart = place.command(&named);
+    for name in ["XDG_CONFIG_HOME", "XDG_CACHE_HOME"] {
+        apart.env(name, place.path("elsewhere"));
+    }
+    apart.env("HOME", &home);
+    finish(apart).is(0, "", "");
 }
 
 #[test]
@@ -92,7 +101,55 @@ fn the_records_about_a_command_are_out_of_its_reach() {
         finish(command)
     };
     run(&["run", "true"]).is_refused(&["state directory", "STOCKADE_STATE_DIR"]);
-    run(&["run", "--read-only", "true"]).is(0, "", "");
+    let read_only = run(&["run", "--read-only", "true"]);
+    read_only.is_refused(&["state directory", "STOCKADE_STATE_DIR"]);
+    assert!(!read_only.stderr.contains("--read-only"), "{}", read_only.stderr);
+}
+
+#[test]
+fn no_view_of_the_host_holds_what_is_stockades_own() {
+    let place = Place::new();
+    let home = place.path("home");
+    let refused = |dir: &std::path::Path, flags: &[&str], what: &str| {
+        let dir = dir.to_str().unwrap();
+        let mount = format!("{dir}:/shown");
+        let image = format!("dir:{dir}");
+        for view in [["--workspace", dir], ["--mount", &mount], ["--image", &image]] {
+            for backend in ["native", "landlock"] {
+                let args = [&["run", "--backend", backend], &view[..], flags, &["true"]].concat();
+                place.stockade(&args).is_refused(&[what]);
+            }
+        }
+    };
+    for dir in [".config", ".config/stockade", ".cache"] {
+        fs::create_dir_all(home.join(dir)).unwrap();
+        for flags in [&[][..], &["--read-only"]] {
+            let what = if dir == ".cache" { "the cache" } else { "the configuration" };
+            refused(&home.join(dir), flags, what);
+        }
+    }
+    fs::create_dir_all(place.state().join("run")).unwrap();
+    refused(&place.path("").canonicalize().unwrap(), &["--read-only"], "the state directory");
+    refused(&place.state().join("run"), &["--read-only"], "the state directory");
+}
+
+#[test]
+fn directories_that_the_hosts_programs_share_are_refused_as_a_whole() {
+    let place = Place::new();
+    for dir in ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc", "/var", "/proc", "/sys", "/dev"] {
+        let mount = format!("{dir}:/shown");
+        let mut here = place.command(&["run", "true"]);
+        here.current_dir(dir);
+        finish(here).is_refused(&[dir]);
+        place.stockade(&["run", "--workspace", dir, "--read-only", "true"]).is_refused(&[dir]);
+        place.stockade(&["run", "--mount", &mount, "true"]).is_refused(&[dir]);
+        place.stockade(&["run", "--overlay", "--workspace", dir, "true"]).is_refused(&[dir]);
+    }
+    for name in ["TMPDIR", "XDG_RUNTIME_DIR"] {
+        let mut command = place.command(&["run", "true"]);
+        command.env(name, place.workspace());
+        finish(command).is_refused(&["workspace: `", "remedy"]);
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn nothing_that_lies_in_the_workspace_is_read() {
 }
 
 #[test]
-fn a_config_directory_inside_the_workspace_is_ignored_with_a_note() {
+fn a_config_directory_inside_the_workspace_is_not_read_and_not_shown() {
     let place = Place::new();
     let inside = place.workspace().join("config");
     configure(&inside, "nonsense = true\n");
@@ -69,8 +69,9 @@ fn a_config_directory_inside_the_workspace_is_ignored_with_a_note() {
         let mut command = place.command(&["run", "true"]);
         command.env("XDG_CONFIG_HOME", &dir);
         let done = finish(command);
-        assert_eq!((done.code, done.stdout.as_str()), (0, ""));
+        assert_eq!((done.code, done.stdout.as_str()), (125, ""));
         assert!(done.stderr.contains("is ignored: it lies in the workspace"), "{}", done.stderr);
+        assert!(done.stderr.contains("holds the configuration"), "{}", done.stderr);
     }
 }
 

@@ -255,3 +255,23 @@ fn a_state_directory_may_be_deeper_than_a_socket_path_may_be_long() {
     finish(&["exec", id.trim_end(), "echo", "deep"]).is(0, "deep\n", "");
     finish(&["kill", "--all"]).is(0, &id, "");
 }
+
+#[test]
+fn a_process_in_namespaces_of_its_own_is_not_served() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    for namespace in
+        [&["--user", "--map-root-user"][..], &["--user", "--map-root-user", "--pid", "--fork"]]
+    {
+        let own = place.command(&["exec", &id, "--", "echo", "reached"]);
+        let mut command = std::process::Command::new("unshare");
+        command.args(namespace).arg(own.get_program()).args(own.get_args());
+        command.env_clear().current_dir(place.workspace());
+        command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let done = common::finish(command);
+        assert_eq!((done.code, done.stdout.as_str()), (125, ""), "{done:?}");
+        assert!(done.stderr.contains("namespace"), "{}", done.stderr);
+    }
+    place.shell(&id, "echo served").is(0, "served\n", "");
+    place.stockade(&["kill", &id]).code_is(0);
+}

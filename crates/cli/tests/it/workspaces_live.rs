@@ -112,14 +112,18 @@ fn no_setting_is_read_from_what_a_view_shows() {
         finish(command)
     };
     assert_eq!(with(&["run", "--no-workspace", "true"]).code, 125);
-    let ignored = |done: Done| {
-        assert_eq!(done.code, 0, "{done:?}");
+    // It is not read, and then the view that would show it is refused (C-06).
+    let refused = |done: Done| {
+        assert_eq!(done.code, 125, "{done:?}");
         assert!(done.stderr.contains("is ignored: it lies in the workspace"), "{done:?}");
+        assert!(done.stderr.contains("holds the configuration"), "{done:?}");
     };
-    ignored(with(&["run", "--overlay", "--shell", CHANGES]));
+    refused(with(&["run", "--overlay", "--shell", CHANGES]));
+    place.stockade(&["run", "--overlay", "--shell", CHANGES]).code_is(0);
     let id = ids(&place).remove(0);
-    ignored(with(&["run", "--resume", &id, "true"]));
-    ignored(with(&["create", "--overlay"]));
+    refused(with(&["run", "--resume", &id, "true"]));
+    refused(with(&["create", "--overlay"]));
+    assert_eq!(ids(&place), [id], "a view that is refused leaves nothing");
 }
 
 #[test]

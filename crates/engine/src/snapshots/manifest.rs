@@ -1,18 +1,22 @@
-//! What a snapshot says about itself. Holds no environment, so that no secret can get into it (C-41).
+//! What a snapshot says about itself. Holds no environment, so that no secret can get into it (C-41),
+//! and nothing that only a caller may say: no path of a host, no mount, no feature that was given up
+//! (C-05). Its hash is no signature: anybody can make a manifest, so each is read as a stranger's.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use stockade_core::{
-    BackendChoice, BackendName, Boundary, Bytes, Error, ErrorCode, Result, SandboxSpec, SnapshotId,
-    SnapshotKind,
+    BackendChoice, BackendName, Boundary, Bytes, Error, ErrorCode, Feature, Result, SandboxPath,
+    SandboxSpec, SnapshotId, SnapshotKind, Workspace,
 };
 
 use crate::journal::{Digest, Timestamp};
 
 /// The one this version writes, and the newest it reads.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
+/// The last whose specs named things of the host they were taken on: they are read without those.
+const NAMED_HOST_THINGS: u32 = 1;
 /// More than any manifest needs.
 pub(super) const MAX_MANIFEST: usize = 1 << 20;
 /// More than any backend makes.
@@ -42,10 +46,42 @@ pub struct Snapshot {
     pub processor: Vec<String>,
     /// When.
     pub taken: Timestamp,
-    /// What the sandbox was asked to be, without its environment.
+    /// What the sandbox was asked to be, without its environment and what only a caller may say.
     pub spec: SandboxSpec,
+    /// What it was shown of its host, and whoever goes on with it has to name.
+    #[serde(default, skip_serializing_if = "HostThings::is_empty")]
+    pub shown: HostThings,
     /// Its files.
     pub parts: BTreeMap<String, Part>,
+}
+
+/// What a sandbox was shown of its host, without saying where on the host that is (C-05).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct HostThings {
+    /// The kind of its image, where that lay on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<Feature>,
+    /// Whether its workspace was the host's and read-only: then no file of it was captured.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub workspace: bool,
+    /// Where in it mounts appeared.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<SandboxPath>,
+}
+
+impl HostThings {
+    fn of(spec: &SandboxSpec) -> Self {
+        Self {
+            image: spec.image.is_on_the_host().then(|| spec.image.feature()),
+            workspace: spec.read_only && spec.workspace != Workspace::Ephemeral,
+            mounts: spec.mounts.iter().map(|mount| mount.target.clone()).collect(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// One file of a snapshot.
@@ -73,7 +109,8 @@ impl Snapshot {
         parts: BTreeMap<String, Part>,
     ) -> Self {
         let (backend, boundary) = walls;
-        let mut spec = spec.clone();
+        let shown = HostThings::of(spec);
+        let mut spec = spec.portable();
         spec.env.clear();
         spec.backend = BackendChoice::Named(backend.clone());
         let processor = match kind {
@@ -82,7 +119,19 @@ impl Snapshot {
         };
         let architecture = std::env::consts::ARCH.to_owned();
         let (format, taken) = (FORMAT, Timestamp::now());
-        Self { format, id, kind, backend, boundary, architecture, processor, taken, spec, parts }
+        Self {
+            format,
+            id,
+            kind,
+            backend,
+            boundary,
+            architecture,
+            processor,
+            taken,
+            spec,
+            shown,
+            parts,
+        }
     }
 
     /// How much it holds, with all that is empty.
@@ -116,9 +165,19 @@ impl Snapshot {
             return Err(Error::new(ErrorCode::Unsupported, "read a snapshot", message)
                 .remedy("use a newer version of Stockade"));
         }
-        let snapshot: Self = serde_json::from_slice(json).map_err(unreadable)?;
+        let mut snapshot: Self = serde_json::from_slice(json).map_err(unreadable)?;
+        if format <= NAMED_HOST_THINGS {
+            snapshot.leave_host_things_out();
+        }
         snapshot.check()?;
         Ok(snapshot)
+    }
+
+    /// Makes one of an older format one of today's: what it names of a host is not looked at again.
+    fn leave_host_things_out(&mut self) {
+        self.format = FORMAT;
+        self.shown = HostThings::of(&self.spec);
+        self.spec = self.spec.portable();
     }
 
     /// A hash proves that nothing changed on the way, not that whoever made it meant well.
@@ -130,7 +189,12 @@ impl Snapshot {
         if !self.spec.env.is_empty() {
             return Err(damaged("it carries an environment"));
         }
-        Ok(())
+        match self.spec.caller_only()[..] {
+            [] => Ok(()),
+            ref fields => {
+                Err(damaged(format!("it says what only a caller may say: {}", fields.join(", "))))
+            }
+        }
     }
 
     /// Whether this host can bring it back.

@@ -28,7 +28,7 @@ use stockade_core::{
     SnapshotKind,
 };
 
-pub use manifest::{Part, Snapshot};
+pub use manifest::{HostThings, Part, Snapshot};
 pub use passing::Passing;
 
 use crate::engine::lock;

@@ -55,7 +55,8 @@ impl Snapshots {
     }
 
     /// The same, with the draft in which it was put together, about which something may be said before
-    /// the snapshot has a name. No draft where the snapshot was there already.
+    /// the snapshot has a name. No draft where the snapshot was there already: it is read to its end all
+    /// the same, so that one that is damaged is refused whatever is stored.
     pub(super) fn take_in(
         &self,
         from: &mut dyn Read,
@@ -67,28 +68,31 @@ impl Snapshots {
         let snapshot = Snapshot::unseal(&sealed)?;
         snapshot.fits_this_host()?;
         if snapshot.size() > most {
-            let message = format!("the snapshot holds {}, and {most} are allowed", snapshot.size());
+            let size = snapshot.size().rounded();
+            let message = format!("the snapshot holds {size}, and {most} are allowed");
             return Err(Error::new(ErrorCode::TooLarge, "import", message)
                 .remedy("allow more with `--max-size`"));
         }
-        if let Ok(there) = self.get(&snapshot.id) {
-            return already(there, &snapshot).map(|there| (there, None));
-        }
+        let there = self.get(&snapshot.id).ok();
+        let is_new = there.is_none();
+        there.map_or(Ok(()), |there| same(&there, &snapshot))?;
         let draft = self.draft()?;
         let mut body = DeflateDecoder::new(from);
         for (name, part) in &snapshot.parts {
             unpack(&mut body, &draft, name, part)?;
         }
         ends_here(body)?;
-        ready(&draft, &snapshot.id)?;
+        if is_new {
+            ready(&draft, &snapshot.id)?;
+        }
         self.keep(&draft, &snapshot)?;
-        Ok((snapshot, Some(draft)))
+        Ok((snapshot, is_new.then_some(draft)))
     }
 }
 
-fn already(there: Snapshot, snapshot: &Snapshot) -> Result<Snapshot> {
-    if there == *snapshot {
-        return Ok(there);
+fn same(there: &Snapshot, snapshot: &Snapshot) -> Result<()> {
+    if there == snapshot {
+        return Ok(());
     }
     let message = format!("there is another snapshot `{}`", snapshot.id);
     Err(Error::new(ErrorCode::Invalid, "import", message).remedy("remove that one first"))

@@ -5,6 +5,8 @@ use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use stockade_backends::mock::Mock;
 use stockade_core::{
     BackendName, Bytes, Command, ErrorCode, FilesExt, SandboxId, SandboxSpec, SnapshotKind,
@@ -165,6 +167,94 @@ async fn an_environment_is_never_part_of_it() {
         assert!(!bytes.windows(8).any(|window| window == b"hushhush"));
     }
     bench.engine.close().await.unwrap();
+}
+
+/// The same file with another manifest, sealed as whoever forges one can.
+fn forged(file: &[u8], change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
+    let head = b"stockade-snapshot 1\n".len();
+    let length = u32::from_le_bytes(file[head..head + 4].try_into().unwrap()) as usize;
+    let (sealed, rest) = file[head + 4..].split_at(length);
+    let mut manifest = serde_json::from_slice(&sealed[65..]).unwrap();
+    change(&mut manifest);
+    let json = serde_json::to_vec(&manifest).unwrap();
+    let mut made = file[..head].to_vec();
+    made.extend(u32::try_from(json.len() + 65).unwrap().to_le_bytes());
+    let hash: String = Sha256::digest(&json).iter().map(|byte| format!("{byte:02x}")).collect();
+    made.extend(format!("{hash}\n").into_bytes());
+    made.extend(json);
+    made.extend(&rest[..rest.len() - 32]);
+    let seal = Sha256::digest(&made);
+    made.extend(seal);
+    made
+}
+
+/// What a forger would like a snapshot to say about the host it is brought back on.
+fn host_things() -> [(&'static str, serde_json::Value); 6] {
+    let mount = json!({ "source": "/", "target": "/host", "readOnly": false });
+    [
+        ("mounts", json!([mount])),
+        ("workspace", json!({ "local": "/root" })),
+        ("workspace", json!({ "overlay": { "lower": "/", "upper": "/u", "work": "/w" } })),
+        ("image", json!({ "directory": "/" })),
+        ("without", json!(["memory-limit"])),
+        ("network", json!({ "egress": ["example.org"] })),
+    ]
+}
+
+#[tokio::test]
+async fn one_that_names_things_of_the_host_is_refused_however_well_it_is_sealed() {
+    let (here, there) = (Bench::new().await, Bench::new().await);
+    let file = here.exported(&here.taken("content").await);
+    for (field, value) in host_things() {
+        let forged = forged(&file, |manifest| manifest["spec"][field] = value);
+        let refused = there.import(&forged).unwrap_err();
+        assert!(refused.to_string().contains(field), "{field}: {refused}");
+        assert_eq!(refused.code(), ErrorCode::Invalid);
+    }
+    there.nothing_stored();
+}
+
+#[tokio::test]
+async fn one_of_the_format_that_named_things_of_the_host_is_read_without_them() {
+    let here = Bench::new().await;
+    let file = here.exported(&here.taken("content").await);
+    for (field, value) in host_things() {
+        let there = Bench::new().await;
+        let old = forged(&file, |manifest| {
+            manifest["format"] = json!(1);
+            manifest["spec"][field] = value;
+        });
+        let read = there.import(&old).unwrap();
+        assert_eq!(read.spec.caller_only(), Vec::<&str>::new(), "{field}");
+        assert_eq!(there.store().get(&read.id).unwrap(), read, "{field}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_shown_of_the_host_is_not_captured_with_the_rest() {
+    let bench = Bench::new().await;
+    let mut asked = spec();
+    asked.without.insert(stockade_core::Feature::DiskLimit);
+    let id = bench.engine.create(asked).await.unwrap();
+    let snapshot = bench.engine.snapshot(&id, SnapshotKind::Files).await.unwrap();
+    assert_eq!(snapshot.spec.caller_only(), Vec::<&str>::new());
+    bench.engine.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_refused_although_its_snapshot_is_stored() {
+    let bench = Bench::new().await;
+    let snapshot = bench.taken("content").await;
+    let file = bench.exported(&snapshot);
+    for at in file.len() / 2..file.len() {
+        let mut changed = file.clone();
+        changed[at] ^= 1;
+        assert!(bench.import(&changed).is_err(), "byte {at} of {}", file.len());
+        assert!(bench.import(&file[..at]).is_err(), "{at} bytes of {}", file.len());
+    }
+    assert!(bench.import(&[&file[..], b"x"].concat()).is_err());
+    assert_eq!(bench.store().list().unwrap().snapshots, [snapshot.clone()]);
+    bench.store().parts(&snapshot).unwrap();
 }
 
 #[tokio::test]

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::json;
-use stockade_core::{Ending, Feature, SnapshotKind};
+use stockade_core::{Ending, Feature, Mount, SnapshotKind};
 use stockade_engine::Subscription;
 
 use crate::case::{case, check, same};
-use crate::kit::probe;
+use crate::kit::{host_path, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const CASES: &[Case] = &[
@@ -24,6 +24,12 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::FilesSnapshot]),
     case!("a snapshot in which a byte was changed is not brought back", "C-22", tampered)
         .needs(&[Feature::FilesSnapshot]),
+    case!(
+        "a snapshot names no path, mount or given-up feature of its host",
+        "C-05",
+        no_host_things
+    )
+    .needs(&[Feature::FilesSnapshot]),
 ];
 
 /// How often another one has to be heard for one that is not heard to be silent.
@@ -173,5 +179,23 @@ async fn full(kit: Kit) -> Verdict {
     );
     execution.close().await?;
     same!("the end of what ran all the time", execution.outcome().await.ending, Ending::Cancelled);
+    Ok(())
+}
+
+async fn no_host_things(kit: Kit) -> Verdict {
+    let mut spec = kit.spec();
+    spec.without.insert(Feature::DiskLimit);
+    if kit.has(Feature::ExtraMounts) {
+        let source = host_path(&kit.outside())?;
+        spec.mounts = vec![Mount { source, target: "/mounted".parse()?, read_only: true }];
+    }
+    let room = kit.room_with(spec).await?;
+    let snapshot = room.snapshot(SnapshotKind::Files).await?;
+    same!("what only a caller may say", snapshot.spec.caller_only(), Vec::<&str>::new());
+    let told = serde_json::to_string(&snapshot)?;
+    for path in [kit.outside(), kit.workspace()] {
+        let path = path.to_string_lossy().into_owned();
+        check!(!told.contains(&path), "expected no path of the host in the snapshot, saw {path}");
+    }
     Ok(())
 }

@@ -1,9 +1,11 @@
-//! What is asked for: refused as a whole, by name, or given up by name (C-01 to C-04).
+//! What is asked for: refused as a whole, by name, or given up by name (C-01 to C-06).
+
+use std::path::Path;
 
 use serde_json::json;
 use stockade_core::{
-    BackendChoice, BackendName, Bytes, Enforcement, ErrorCode, Feature, LimitKind, Mount,
-    SandboxSpec, Span,
+    BackendChoice, BackendName, Bytes, Enforcement, ErrorCode, Feature, Image, LimitKind, Mount,
+    SandboxSpec, Span, Workspace,
 };
 use stockade_engine::{Event, Filter};
 
@@ -19,7 +21,55 @@ pub(super) const CASES: &[Case] = &[
     case!("a path that leaves its root by its spelling never gets far", "C-04", spelling),
     case!("a backend that is not there is refused by its name", "C-04", unknown_backend),
     case!("explaining a spec creates nothing", "C-01", explain),
+    case!("no view of the host holds the engine's state, read-only or not", "C-06", own_state),
+    case!("no view of the host is one that its programs share", "C-06", shared_directories),
 ];
+
+/// Every way in which a spec can show a directory of the host, with the field that does it.
+fn every_view(kit: &Kit, shown: &Path) -> Verdict<Vec<(&'static str, SandboxSpec)>> {
+    let shown = host_path(shown)?;
+    let mut views = Vec::new();
+    for read_only in [false, true] {
+        let plain = SandboxSpec { workspace: Workspace::Ephemeral, read_only, ..kit.spec() };
+        let mount = Mount { source: shown.clone(), target: "/shown".parse()?, read_only };
+        let (mut local, mut mounted) = (plain.clone(), plain);
+        local.workspace = Workspace::Local(shown.clone());
+        mounted.mounts = vec![mount];
+        views.extend([("workspace", local), ("mounts[0].source", mounted)]);
+    }
+    let image = SandboxSpec { image: Image::Directory(shown), ..kit.spec() };
+    views.push(("image", image));
+    Ok(views)
+}
+
+async fn refused_in_every_view(kit: &Kit, shown: &Path) -> Verdict {
+    for (field, spec) in every_view(kit, shown)? {
+        let told = refusals(kit, spec).await?;
+        let seen = told.iter().any(|refusal| refusal.field == field && !refusal.remedy.is_empty());
+        let shown = shown.display();
+        check!(seen, "expected `{shown}` to be refused as {field}, saw {told:?}");
+    }
+    same!("sandboxes that were asked for", kit.asked_for().len(), 0);
+    Ok(())
+}
+
+async fn own_state(kit: Kit) -> Verdict {
+    let state = kit.state();
+    let inside = state.join("snapshots");
+    let alias = kit.outside().join("alias");
+    std::os::unix::fs::symlink(&state, &alias)?;
+    for shown in [state.parent(), Some(&state), Some(&inside), Some(&alias)].into_iter().flatten() {
+        refused_in_every_view(&kit, shown).await?;
+    }
+    Ok(())
+}
+
+async fn shared_directories(kit: Kit) -> Verdict {
+    for shown in ["/", "/tmp", "/var/tmp", "/run", "/etc", "/var", "/proc", "/dev"] {
+        refused_in_every_view(&kit, Path::new(shown)).await?;
+    }
+    Ok(())
+}
 
 async fn refusals(kit: &Kit, spec: SandboxSpec) -> Verdict<Vec<stockade_core::Refusal>> {
     match kit.engine().create(spec).await {

@@ -33,6 +33,7 @@ pub const CANNOT: &[(&str, &str)] = &[
     ("a sandbox made from a snapshot has its files and shares none", "it takes no snapshot"),
     ("copies of a live sandbox are different machines", "it takes no snapshot"),
     ("a snapshot in which a byte was changed is not brought back", "it takes no snapshot"),
+    ("a snapshot names no path, mount or given-up feature of its host", "it takes no snapshot"),
     ("an image that is not to be had fails by its name", "it has no images"),
     ("a WebAssembly module of the host is the program", "it runs programs of the host's own kind"),
     ("nothing is left of a sandbox whose mount does not exist", "it mounts nothing"),

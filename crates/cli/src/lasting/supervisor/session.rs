@@ -15,6 +15,7 @@ use super::{attach, files, replay, states};
 use crate::lasting::fault::WireError;
 use crate::lasting::frame::{self, FrameError};
 use crate::lasting::message::{Reply, Request, VERSION};
+use crate::lasting::peer::{self, Stranger};
 
 /// How long a connection may take to say its first word.
 const GREETING: Duration = Duration::from_secs(5);
@@ -33,19 +34,26 @@ pub struct Session {
 
 /// Serves a connection to its end. How it ended concerns nobody: the client has heard, or is gone.
 pub async fn serve(host: Arc<Host>, stream: UnixStream) {
-    if !same_user(&stream) {
-        return;
-    }
+    let trusted = peer::check(&stream);
     let (reader, writer) = stream.into_split();
     let mut session = Session { host, reader, writer, busy: None };
+    match trusted {
+        Ok(()) => {}
+        Err(Stranger::User) => return,
+        Err(Stranger::Namespace) => {
+            let _ = tokio::time::timeout(GREETING, session.send_away()).await;
+            return;
+        }
+    }
     if let Ok(Ok(true)) = tokio::time::timeout(GREETING, session.greet()).await {
         let _ = session.answer_all().await;
     }
 }
 
-/// The directory lets nobody else in; root gets everywhere, and is somebody else all the same.
-fn same_user(stream: &UnixStream) -> bool {
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
+fn from_elsewhere() -> Error {
+    let message = "the request comes from a user or process namespace of its own";
+    Error::new(ErrorCode::Denied, "serve", message)
+        .remedy("run this where the sandbox was made, outside of any container")
 }
 
 impl Session {
@@ -62,6 +70,13 @@ impl Session {
             .remedy("use the version that made it, or end its supervisor and make it anew");
         self.fail(&error).await?;
         Ok(false)
+    }
+
+    /// Tells a person in a container why nothing is answered. Their greeting is taken and not looked at,
+    /// since a connection that is closed over it could lose the answer.
+    async fn send_away(&mut self) -> Result<(), FrameError> {
+        frame::receive::<Request>(&mut self.reader).await?;
+        self.fail(&from_elsewhere()).await
     }
 
     async fn answer_all(mut self) -> Result<(), FrameError> {

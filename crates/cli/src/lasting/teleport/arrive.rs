@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::fs::OFlags;
-use stockade_core::{Error, ErrorCode, Result, SandboxId, Workspace};
+use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
 use stockade_engine::{Locked, Passing, Sharing, StateDir};
 
 use super::words::{Answer, HELLO, KEEP, MAX_PASSAGE, Passage, VERSION, Whole};
@@ -56,6 +56,7 @@ async fn receive(interrupts: &mut Interrupts, printer: &Printer) -> Result<()> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
     let passage = read_passage()?;
+    refuse_host_things(&passage.spec)?;
     let of = passage.of.clone();
     let came = import(&settings)?;
     let made = launch(order(passage, &came), printer).await?.id;
@@ -80,11 +81,23 @@ fn read_passage() -> Result<Passage> {
     })
 }
 
+/// Whoever sends a sandbox says what it is, and nothing about this host (C-05).
+fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
+    match spec.caller_only()[..] {
+        [] => Ok(()),
+        ref fields => {
+            let message = format!("it names things of the host it goes to: {}", fields.join(", "));
+            Err(Error::new(ErrorCode::Denied, ARRIVE, message)
+                .remedy("make one there with what it needs of that host"))
+        }
+    }
+}
+
 fn import(settings: &Settings) -> Result<Passing> {
     let store = Arc::new(snapshot::store(settings)?);
     let mut whole = Whole::of(io::stdin().lock());
     let came = store.import_passing(&mut whole, MOST)?;
-    // One that is here already was not read.
+    // What ends it is left to read.
     io::copy(&mut whole, &mut io::sink())
         .map_err(|error| Error::new(ErrorCode::Protocol, ARRIVE, "it breaks off").source(error))?;
     Ok(came)

@@ -14,7 +14,8 @@ use clap::Args;
 use serde_json::json;
 use stockade_backends::ssh::{Errand, Host, Party};
 use stockade_core::{
-    BackendChoice, Bytes, Error, ErrorCode, Result, SandboxId, SandboxSpec, SnapshotKind, Workspace,
+    BackendChoice, Bytes, Error, ErrorCode, Image, Network, Result, SandboxId, SandboxSpec,
+    SnapshotKind, Workspace,
 };
 use stockade_engine::{Passing, Snapshot, Snapshots, spec_of_a_copy};
 
@@ -87,6 +88,7 @@ pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
         let remedy = "end it, or move without it by --force";
         rm::refuse_busy(&place, &args.sandbox, TELEPORT, remedy).await?;
     }
+    tell_given_up(&described.spec, printer);
     let passage = passage(args, described);
     let sent = send(args, kind, passage, &mut in_use, &settings, &host, printer).await;
     if sent.is_err() && stands_still(args, kind) {
@@ -134,6 +136,16 @@ fn can_travel(spec: &SandboxSpec) -> Result<()> {
         let remedy = "make one without mounts, with what is needed in its workspace";
         return stays(&format!("mount `{}`", mount.target), remedy);
     }
+    if let Network::Egress(_) = &spec.network {
+        return stays("what it may reach", "make one there with --net");
+    }
+    match &spec.image {
+        Image::Directory(path) | Image::Oci(path) | Image::Wasm(path) => {
+            let remedy = "make one of an image that both hosts have by name";
+            return stays(&format!("the image `{path}`"), remedy);
+        }
+        Image::Host | Image::Named(_) => {}
+    }
     match &spec.workspace {
         Workspace::Local(dir) if spec.read_only => {
             stays(&format!("the read-only workspace `{dir}`"), "make one that it may write to")
@@ -143,6 +155,15 @@ fn can_travel(spec: &SandboxSpec) -> Result<()> {
             stays(&what, "make one that it may write to")
         }
         Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral => Ok(()),
+    }
+}
+
+/// What was given up is given up on this host alone.
+fn tell_given_up(spec: &SandboxSpec, printer: &Printer) {
+    if !spec.without.is_empty() {
+        let names: Vec<_> = spec.without.iter().map(|feature| feature.name()).collect();
+        let names = names.join(", ");
+        printer.note(&format!("note: given up here, and asked for again there: {names}"));
     }
 }
 
@@ -192,6 +213,7 @@ fn stands_still(args: &TeleportArgs, kind: SnapshotKind) -> bool {
 
 fn passage(args: &TeleportArgs, described: Described) -> Passage {
     let mut spec = spec_of_a_copy(&described.spec);
+    spec.without.clear();
     spec.backend = args.backend.clone().unwrap_or(spec.backend);
     let of = (!args.keep).then(|| args.sandbox.clone());
     Passage { spec, idle: described.idle, lifetime: described.lifetime, of }

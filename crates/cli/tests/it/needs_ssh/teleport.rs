@@ -178,6 +178,10 @@ fn what_does_not_belong_to_the_sandbox_alone_does_not_move() {
         way.teleport(&id, stockade(), &[]).is_refused(&[what, "belongs to this host"]);
         way.here.shell(&id, "echo alive").is(0, "alive\n", "");
     }
+    let image = way.here.path("image");
+    fs::create_dir(&image).unwrap();
+    let id = way.here.create(&["--no-workspace", "--image", &format!("dir:{}", image.display())]);
+    way.teleport(&id, stockade(), &[]).is_refused(&["the image", "belongs to this host"]);
     let id = way.sandbox();
     way.here.stockade(&["exec", &id, "--detach", "--", "sleep", "600"]).code_is(0);
     way.teleport(&id, stockade(), &[]).is_refused(&["1 running", "--force"]);
@@ -186,6 +190,33 @@ fn what_does_not_belong_to_the_sandbox_alone_does_not_move() {
     assert_eq!(way.arrived().len(), 1);
     let odd = way.here.stockade(&["teleport", &id, "--to", "-oProxyCommand=x"]);
     odd.code_is(125);
+}
+
+#[test]
+fn what_arrives_names_nothing_of_the_host_it_arrives_on() {
+    let place = Lasting::new();
+    let mount = serde_json::json!({ "source": "/", "target": "/host", "readOnly": false });
+    for (field, value) in [
+        ("mounts", serde_json::json!([mount])),
+        ("workspace", serde_json::json!({ "local": "/root" })),
+        ("image", serde_json::json!({ "directory": "/" })),
+        ("without", serde_json::json!(["memory-limit"])),
+    ] {
+        let passage = serde_json::json!({
+            "spec": { field: value }, "idle": null, "lifetime": null, "of": null,
+        });
+        let mut command = place.command(&["arrive"]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut input, format!("{passage}\n").as_bytes()).unwrap();
+        drop(input);
+        let done = common::wait(child);
+        done.code_is(125);
+        let named = format!("names things of the host it goes to: {field}");
+        assert!(done.stdout.contains(&named), "{field}: {done:?}");
+    }
+    assert_eq!(place.stockade(&["ps", "-q"]).stdout, "");
 }
 
 #[test]

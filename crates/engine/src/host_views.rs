@@ -1,0 +1,392 @@
+//! What a guest is shown of the host: checked here, once, on the final spec, for every backend (C-06).
+//!
+//! No view of the host, read-only or not, contains a path of Stockade's own or lies in one: who reads
+//! the state directory connects to supervisors' sockets, who writes the configuration runs code on the
+//! host. And no view is a directory in which programs of the host listen on sockets (C-25).
+//!
+//! Paths are compared by where they lie on their file system as well as by name: a bind mount is the
+//! same directory under another name, and mounts below a view are shown with it.
+
+mod mounts;
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Component, Path, PathBuf};
+
+use stockade_core::{HostPath, Image, Layers, Refusal, Refusals, SandboxSpec, Workspace};
+
+use crate::config::EngineConfig;
+use mounts::{Located, Mounts};
+
+/// Directories in which programs of the host keep sockets, or what the host itself is configured by.
+/// No view is one of them, or contains one.
+const SHARED: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc"];
+/// File systems through which the kernel is looked at and steered. No view lies in one of them.
+const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// The one directory in them that holds plain files.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Where the runtime directories of users lie: each is full of sockets.
+const RUNTIME_DIRS: &str = "/run/user";
+/// Where backends keep private files of sandboxes, each below a name of [`is_private_name`].
+const PRIVATE_FILES: [&str; 2] = ["/tmp", "/var/tmp"];
+/// What every backend shows of the host as its image.
+const HOST_IMAGE: [&str; 9] =
+    ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"];
+/// Where in the state directory views are made: the trees below are for guests to see.
+const VIEW_TREES: [&str; 2] = ["workspaces", "git"];
+/// How deep in there a tree lies: behind the store's name and its own.
+const VIEW_TREE_DEPTH: usize = 3;
+
+const SMALLER: &str = "choose a smaller directory that holds only what the command needs";
+
+/// A path of Stockade's own that no guest may see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPath {
+    /// Where it is, or will be: it need not exist yet.
+    pub path: PathBuf,
+    /// What it is, for messages: "the configuration".
+    pub what: &'static str,
+    /// How to keep it out of a view.
+    pub remedy: &'static str,
+}
+
+impl OwnPath {
+    /// One that stays where it is: the view has to be another.
+    pub fn fixed(path: impl Into<PathBuf>, what: &'static str) -> Self {
+        Self { path: path.into(), what, remedy: SMALLER }
+    }
+
+    fn state(path: &Path) -> Self {
+        let remedy =
+            "choose a smaller directory, or set STOCKADE_STATE_DIR to a directory elsewhere";
+        Self { path: path.to_owned(), what: "the state directory", remedy }
+    }
+}
+
+/// One path of the host that a spec shows to its guest.
+struct View<'s> {
+    field: String,
+    path: &'s HostPath,
+    /// Whether it may lie among the trees that are made for guests.
+    made_for_guests: bool,
+}
+
+impl EngineConfig {
+    /// What of the host this spec must not show, each with the field that asks for it (C-06). Nothing
+    /// where everything is fine. Paths that do not exist are for the backend to refuse.
+    pub fn refused_views(&self, spec: &SandboxSpec) -> Refusals {
+        let own = self.every_own_path();
+        let mut refusals = Vec::new();
+        if spec.image == Image::Host {
+            refusals.extend(own.iter().filter_map(refuse_in_host_image));
+        }
+        let views = views(spec);
+        if views.is_empty() {
+            return Refusals(refusals);
+        }
+        let Ok(mounts) = Mounts::read() else {
+            let reason = "the mounts of this host cannot be read, so nothing of it can be shown";
+            refusals.push(refusal("workspace", reason.into(), "mount /proc"));
+            return Refusals(refusals);
+        };
+        let check = Check { state: real(&self.state_dir), own, config: self, mounts };
+        refusals.extend(views.iter().filter_map(|view| check.refuse(view)));
+        Refusals(refusals)
+    }
+
+    /// The state directory and what else is configured, each behind all links.
+    fn every_own_path(&self) -> Vec<OwnPath> {
+        let state = OwnPath::state(&self.state_dir);
+        let all = std::iter::once(&state).chain(&self.own_paths);
+        all.map(|own| OwnPath { path: real(&own.path), ..own.clone() }).collect()
+    }
+}
+
+/// Everything of the host that a spec shows, whatever the mode.
+fn views(spec: &SandboxSpec) -> Vec<View<'_>> {
+    let view = |field: &str, path, made_for_guests| View {
+        field: field.to_owned(),
+        path,
+        made_for_guests,
+    };
+    let mut views = match &spec.workspace {
+        Workspace::Ephemeral => Vec::new(),
+        Workspace::Local(path) => vec![view("workspace", path, true)],
+        Workspace::Overlay(Layers { lower, upper, work }) => vec![
+            view("workspace", lower, true),
+            view("workspace.overlay.upper", upper, true),
+            view("workspace.overlay.work", work, true),
+        ],
+    };
+    let mounts = spec.mounts.iter().enumerate();
+    views.extend(
+        mounts.map(|(at, mount)| view(&format!("mounts[{at}].source"), &mount.source, false)),
+    );
+    match &spec.image {
+        Image::Directory(path) => views.push(view("image", path, false)),
+        // Files of these are read by the backend; none of them is shown as it lies on the host.
+        Image::Oci(_) | Image::Wasm(_) | Image::Host | Image::Named(_) => {}
+    }
+    views
+}
+
+/// The host's own programs are shown as they are: what lies among them is shown too.
+fn refuse_in_host_image(own: &OwnPath) -> Option<Refusal> {
+    let shown = HOST_IMAGE.iter().find(|shown| own.path.starts_with(real(Path::new(shown))))?;
+    let (path, what) = (own.path.display(), own.what);
+    let reason = format!("{what} `{path}` lies in `{shown}`, which every sandbox sees");
+    Some(refusal("image", reason, "move it elsewhere, or use another image"))
+}
+
+/// One check of all views of a spec.
+struct Check<'c> {
+    state: PathBuf,
+    own: Vec<OwnPath>,
+    config: &'c EngineConfig,
+    mounts: Mounts,
+}
+
+impl Check<'_> {
+    fn refuse(&self, view: &View<'_>) -> Option<Refusal> {
+        let path = real(view.path.as_path());
+        let located = self.mounts.locate(&path);
+        let found = self
+            .own_path(view, &located)
+            .or_else(|| self.private_files(&located))
+            .or_else(|| self.shared(&located))
+            .or_else(|| kernel(&path))
+            .or_else(|| no_plain_file(&path));
+        let (reason, remedy) = found?;
+        Some(refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
+    }
+
+    fn own_path(&self, view: &View<'_>, located: &Located) -> Option<(String, String)> {
+        self.own.iter().find_map(|own| {
+            let there = self.mounts.locate(&own.path);
+            let relation = if self.mounts.shows(located, &there) {
+                "holds"
+            } else if there.contains(located) && !self.is_view_tree(view, located) {
+                "lies in"
+            } else {
+                return None;
+            };
+            let reason = format!("{relation} {} `{}`", own.what, own.path.display());
+            Some((reason, own.remedy.to_owned()))
+        })
+    }
+
+    /// Whether a view is one of the trees that the state directory holds for guests.
+    fn is_view_tree(&self, view: &View<'_>, located: &Located) -> bool {
+        let Ok(rest) = located.path.strip_prefix(&self.state) else { return false };
+        let parts: Vec<_> = rest.components().collect();
+        let store = parts.first().and_then(|first| first.as_os_str().to_str());
+        view.made_for_guests
+            && parts.len() >= VIEW_TREE_DEPTH
+            && store.is_some_and(|store| VIEW_TREES.contains(&store))
+    }
+
+    /// Private files of sandboxes, of any user's.
+    fn private_files(&self, located: &Located) -> Option<(String, String)> {
+        PRIVATE_FILES.iter().find_map(|parent| {
+            let parent = self.mounts.locate(&real(Path::new(parent)));
+            let name = parent.rest_of(located)?.components().next()?;
+            let Component::Normal(name) = name else { return None };
+            let private = name.to_str().is_some_and(is_private_name);
+            private.then(|| ("holds private files of sandboxes".into(), SMALLER.into()))
+        })
+    }
+
+    /// Directories that programs of the host share with each other.
+    fn shared(&self, located: &Located) -> Option<(String, String)> {
+        let remedy = "choose a directory of your own, such as one below it";
+        let listen = "where programs of the host listen and leave files";
+        for shared in SHARED {
+            let there = self.mounts.locate(&real(Path::new(shared)));
+            if there.is(located) {
+                return Some((format!("is a directory {listen}"), remedy.into()));
+            }
+            if self.mounts.shows(located, &there) {
+                return Some((format!("holds `{shared}`, {listen}"), SMALLER.into()));
+            }
+        }
+        let mut exact = self.config.shared_dirs.iter().map(|dir| self.mounts.locate(&real(dir)));
+        let runtime = located.path.parent() == Some(Path::new(RUNTIME_DIRS));
+        let found = runtime || exact.any(|there| there.is(located));
+        found.then(|| (format!("is a directory {listen}"), remedy.into()))
+    }
+}
+
+/// What the kernel shows of itself.
+fn kernel(path: &Path) -> Option<(String, String)> {
+    let found = KERNEL.iter().any(|kernel| path.starts_with(kernel));
+    (found && !path.starts_with(SHARED_MEMORY)).then(|| {
+        let remedy = "leave it out: a sandbox has its own /proc, /sys and /dev";
+        ("belongs to the host's kernel and devices".into(), remedy.into())
+    })
+}
+
+/// A socket or pipe is a way to a program of the host, and a device one to its hardware.
+fn no_plain_file(path: &Path) -> Option<(String, String)> {
+    let kind = std::fs::symlink_metadata(path).ok()?.file_type();
+    let special = kind.is_socket() || kind.is_fifo();
+    let device = kind.is_char_device() || kind.is_block_device();
+    (special || device).then(|| {
+        let remedy = "name a directory or a plain file";
+        ("is a socket, pipe or device of the host".into(), remedy.into())
+    })
+}
+
+/// Whether private files of sandboxes lie under such a name: `stockade-UID`, `stockade-ssh-UID` and
+/// `stockade-wasm-ID`, with whatever follows.
+fn is_private_name(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("stockade-") else { return false };
+    let user = rest.strip_prefix("ssh-").unwrap_or(rest);
+    user.starts_with(|first: char| first.is_ascii_digit()) || rest.starts_with("wasm-")
+}
+
+fn refusal(field: &str, reason: String, remedy: &str) -> Refusal {
+    let (field, remedy) = (field.to_owned(), remedy.to_owned());
+    Refusal { field, feature: None, reason, remedy, backend: None }
+}
+
+/// The path behind all links, as far as it exists: what is not there yet will be made there.
+pub fn real(path: &Path) -> PathBuf {
+    let mut missing = Vec::new();
+    let mut there = path;
+    loop {
+        if let Ok(found) = there.canonicalize() {
+            return missing.iter().rev().fold(found, |path, name| path.join(name));
+        }
+        let (Some(parent), Some(name)) = (there.parent(), there.file_name()) else {
+            return path.to_owned();
+        };
+        missing.push(name);
+        there = parent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use stockade_core::Mount;
+
+    use super::*;
+
+    fn local(path: impl Into<PathBuf>) -> SandboxSpec {
+        let workspace = Workspace::Local(path.into().try_into().unwrap());
+        SandboxSpec { workspace, ..SandboxSpec::default() }
+    }
+
+    /// Every way to show one path, read-only as well.
+    fn every_way(path: &Path) -> Vec<SandboxSpec> {
+        let host: HostPath = path.to_owned().try_into().unwrap();
+        let mount = |read_only| {
+            let target = "/shown".parse().unwrap();
+            let mounts = vec![Mount { source: host.clone(), target, read_only }];
+            SandboxSpec { mounts, ..SandboxSpec::default() }
+        };
+        let layer = |name: &str| PathBuf::from("/srv").join(name).try_into().unwrap();
+        let layers = Layers { lower: host.clone(), upper: layer("upper"), work: layer("work") };
+        vec![
+            local(path),
+            SandboxSpec { read_only: true, ..local(path) },
+            SandboxSpec { workspace: Workspace::Overlay(layers), ..SandboxSpec::default() },
+            mount(true),
+            mount(false),
+            SandboxSpec { image: Image::Directory(host.clone()), ..SandboxSpec::default() },
+        ]
+    }
+
+    fn reasons(config: &EngineConfig, spec: &SandboxSpec) -> String {
+        config.refused_views(spec).to_string()
+    }
+
+    #[test]
+    fn no_view_holds_what_is_ours_or_lies_in_it_however_it_is_asked_for() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        let mut config = EngineConfig::at(base.join("a/state"));
+        config.own_paths =
+            vec![OwnPath::fixed(base.join("b/.config/stockade"), "the configuration")];
+        std::fs::create_dir_all(base.join("a/state/run")).unwrap();
+        std::fs::create_dir_all(base.join("b/.config")).unwrap();
+        std::fs::create_dir_all(base.join("c")).unwrap();
+        std::os::unix::fs::symlink(base.join("a"), base.join("link")).unwrap();
+        for (shown, what) in [
+            ("", "the state directory"),
+            ("a", "the state directory"),
+            ("link", "the state directory"),
+            ("a/state", "the state directory"),
+            ("a/state/run", "lies in the state directory"),
+            ("b", "the configuration"),
+            ("b/.config", "the configuration"),
+        ] {
+            for spec in every_way(&base.join(shown)) {
+                let told = reasons(&config, &spec);
+                assert!(told.contains(what), "{shown}: {told:?} for {spec:?}");
+            }
+        }
+        for spec in every_way(&base.join("c")) {
+            assert_eq!(reasons(&config, &spec), "");
+        }
+    }
+
+    #[test]
+    fn trees_that_are_made_for_guests_are_workspaces_and_nothing_else() {
+        let base = tempfile::tempdir().unwrap();
+        let state = base.path().canonicalize().unwrap();
+        let config = EngineConfig::at(&state);
+        for tree in ["workspaces/one/copy", "git/one/tree"] {
+            std::fs::create_dir_all(state.join(tree)).unwrap();
+            let mut ways = every_way(&state.join(tree)).into_iter();
+            assert!(ways.by_ref().take(3).all(|spec| reasons(&config, &spec).is_empty()), "{tree}");
+            assert!(ways.all(|spec| !reasons(&config, &spec).is_empty()), "{tree}");
+        }
+        for above in ["workspaces", "workspaces/one", "git", "git/one", "snapshots", "run"] {
+            assert!(!reasons(&config, &local(state.join(above))).is_empty(), "{above}");
+        }
+    }
+
+    #[test]
+    fn directories_that_programs_of_the_host_share_are_not_shown_as_a_whole() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        let mut config = EngineConfig::at("/nowhere/state");
+        config.shared_dirs = vec![base.join("tmpdir")];
+        std::fs::create_dir_all(base.join("tmpdir/own")).unwrap();
+        let shared = ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc", "/", "/var", "/proc", "/sys"];
+        let private = ["/var/tmp/stockade-1000/x", "/tmp/stockade-ssh-0", "/tmp/stockade-wasm-a"];
+        let further = ["/dev", "/dev/null", "/proc/1", "/run/user/1000"];
+        let named = base.join("tmpdir");
+        let all = shared.iter().chain(&private).chain(&further).map(Path::new);
+        for path in all.chain([named.as_path()]) {
+            let spec = local(path);
+            assert!(!reasons(&config, &spec).is_empty(), "{}", path.display());
+        }
+        for path in [base.join("tmpdir/own"), base, "/etc/ssl".into(), "/usr/share".into()] {
+            assert_eq!(reasons(&config, &local(path)), "");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_no_file_to_show() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().canonicalize().unwrap().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let told = reasons(&EngineConfig::at("/nowhere/state"), &every_way(&path)[3]);
+        assert!(told.contains("mounts[0].source") && told.contains("socket"), "{told}");
+    }
+
+    #[test]
+    fn state_among_the_hosts_programs_is_refused_with_the_hosts_image() {
+        let config = EngineConfig::at("/usr/lib/stockade/state");
+        assert!(reasons(&config, &SandboxSpec::default()).contains("every sandbox sees"));
+        let image = Image::Named("debian".parse().unwrap());
+        assert_eq!(reasons(&config, &SandboxSpec { image, ..SandboxSpec::default() }), "");
+    }
+
+    #[test]
+    fn a_path_that_is_not_there_yet_is_followed_as_far_as_it_is() {
+        assert_eq!(real(Path::new("/proc/self/root/nowhere/x")), Path::new("/nowhere/x"));
+    }
+}

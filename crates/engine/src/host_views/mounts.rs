@@ -1,0 +1,164 @@
+//! Where paths lie on their file systems, by the kernel's own list of mounts.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// The mounts of this process, in the order in which they were made.
+pub(super) struct Mounts(Vec<Mount>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mount {
+    device: String,
+    /// Which directory of its file system is mounted.
+    root: PathBuf,
+    /// Where.
+    at: PathBuf,
+}
+
+/// A path, and where it lies on its file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Located {
+    pub(super) path: PathBuf,
+    /// The device, and the path on it. Absent only where no mount is above it.
+    on: Option<(String, PathBuf)>,
+}
+
+impl Mounts {
+    pub(super) fn read() -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read(MOUNTS)?))
+    }
+
+    fn parse(list: &[u8]) -> Self {
+        let lines = list.split(|byte| *byte == b'\n');
+        Self(lines.filter_map(parse_line).collect())
+    }
+
+    /// Where a path lies that has no links in it.
+    pub(super) fn locate(&self, path: &Path) -> Located {
+        let above = self.0.iter().filter(|mount| path.starts_with(&mount.at));
+        // The last of those at the same place covers the others.
+        let mount = above.max_by_key(|mount| mount.at.components().count());
+        let on = mount.and_then(|mount| {
+            let rest = path.strip_prefix(&mount.at).ok()?;
+            Some((mount.device.clone(), join(&mount.root, rest)))
+        });
+        Located { path: path.to_owned(), on }
+    }
+
+    /// Whether `view` shows `other`: it contains it, or a mount below it shows it or a part of it.
+    pub(super) fn shows(&self, view: &Located, other: &Located) -> bool {
+        let below = self.0.iter().filter(|mount| mount.at.starts_with(&view.path));
+        view.contains(other)
+            || below.map(Mount::located).any(|mounted| {
+                mounted.at_or_above(other) || (mounted != *view && other.at_or_above(&mounted))
+            })
+    }
+}
+
+impl Mount {
+    fn located(&self) -> Located {
+        Located { path: self.at.clone(), on: Some((self.device.clone(), self.root.clone())) }
+    }
+}
+
+impl Located {
+    /// Whether both are the same directory, by name or by place.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.path == other.path || (self.on.is_some() && self.on == other.on)
+    }
+
+    /// Whether `other` is this or lies in it, by name or by place.
+    pub(super) fn contains(&self, other: &Self) -> bool {
+        other.path.starts_with(&self.path) || self.at_or_above(other)
+    }
+
+    /// The way from here to `other`, if it lies in this.
+    pub(super) fn rest_of<'o>(&self, other: &'o Self) -> Option<&'o Path> {
+        let by_name = other.path.strip_prefix(&self.path).ok();
+        by_name.or_else(|| match (&self.on, &other.on) {
+            (Some((device, path)), Some((other_device, other))) if device == other_device => {
+                other.strip_prefix(path).ok()
+            }
+            _ => None,
+        })
+    }
+
+    fn at_or_above(&self, other: &Self) -> bool {
+        match (&self.on, &other.on) {
+            (Some((device, path)), Some((other_device, other))) => {
+                device == other_device && other.starts_with(path)
+            }
+            (None, _) | (_, None) => false,
+        }
+    }
+}
+
+/// Without a slash at the end, which would make it another path to compare.
+fn join(root: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { root.to_owned() } else { root.join(rest) }
+}
+
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ').skip(2);
+    let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
+    let (root, at) = (unescape(fields.next()?), unescape(fields.next()?));
+    Some(Mount { device, root, at })
+}
+
+/// The kernel writes blanks and backslashes as three octal digits.
+fn unescape(text: &[u8]) -> PathBuf {
+    let mut path = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| *byte == b'\\');
+        let code =
+            digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        path.push(code.unwrap_or(*byte));
+        rest = if code.is_some() { &after[3..] } else { after };
+    }
+    OsString::from_vec(path).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &[u8] = b"\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
+23 22 0:5 / /proc rw - proc proc rw\n\
+30 22 8:1 /home/me /mnt/alias rw - ext4 /dev/sda1 rw\n\
+31 22 8:1 /home/me/state/run /srv/a\\040b/run rw - ext4 /dev/sda1 rw\n";
+
+    fn shows(view: &str, other: &str) -> bool {
+        let mounts = Mounts::parse(LIST);
+        mounts.shows(&mounts.locate(Path::new(view)), &mounts.locate(Path::new(other)))
+    }
+
+    #[test]
+    fn a_directory_is_found_under_every_name_it_is_mounted_at() {
+        for view in ["/", "/home", "/home/me", "/home/me/state", "/mnt", "/mnt/alias"] {
+            assert!(shows(view, "/home/me/state"), "{view}");
+        }
+        assert!(shows("/srv", "/home/me/state"), "a part of it is mounted below");
+        assert!(shows("/srv/a b", "/home/me/state"));
+        for view in ["/home/me/project", "/mnt/alias/project", "/usr", "/proc"] {
+            assert!(!shows(view, "/home/me/state"), "{view}");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_a_directory_is_known_by_any_name() {
+        let mounts = Mounts::parse(LIST);
+        let locate = |path: &str| mounts.locate(Path::new(path));
+        let state = locate("/home/me/state");
+        for inside in ["/home/me/state/run", "/mnt/alias/state", "/srv/a b/run/x"] {
+            assert!(state.contains(&locate(inside)), "{inside}");
+        }
+        assert!(!state.contains(&locate("/home/me/state2")));
+        assert!(locate("/home/me").is(&locate("/mnt/alias")));
+    }
+}
