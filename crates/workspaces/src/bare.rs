@@ -43,6 +43,9 @@ enum Shape {
 /// itself has rules of its own. The changes are sorted by path.
 pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
     let shapes = shapes(changes, lower);
+    if shapes.is_empty() {
+        return;
+    }
     for change in changes {
         let mut path = change.path.clone();
         while let Some((parent, name)) = path.split() {
@@ -107,5 +110,9 @@ fn shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &Tree) -> Shape {
     }
     // In lower case the name is a word like others, and such a directory may be anything. A repository's
     // own directories have a `HEAD` too: that of the reflog, those of remotes.
-    if head && !in_git(dir) && MARKS.iter().any(|mark| has(mark)) { Shape::Begun } else { Shape::Plain }
+    if head && !in_git(dir) && MARKS.iter().any(|mark| has(mark)) {
+        Shape::Begun
+    } else {
+        Shape::Plain
+    }
 }

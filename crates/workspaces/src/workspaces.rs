@@ -151,9 +151,8 @@ impl Workspaces {
     /// The text of changes that were looked at before. If a content is not the one that the diff has
     /// the digest of, it is an error: what a person reads is what an `apply` of the diff takes (C-23).
     pub fn patch_of(&self, id: &WorkspaceId, diff: &Diff) -> Result<String> {
-        let text = self
-            .opened(id, Sharing::Shared)
-            .and_then(|at| patch(diff, &at.lower, &at.layer));
+        let text =
+            self.opened(id, Sharing::Shared).and_then(|at| patch(diff, &at.lower, &at.layer));
         text.map_err(|fault| fault.during("diff"))
     }
 
@@ -384,11 +383,8 @@ impl Workspaces {
 fn unchanged(entry: &Entry, manifest: &Manifest) -> bool {
     let look = || -> Outcome<bool> {
         apply::recover(&entry.ledger())?;
-        let diff = scan(
-            &tree(manifest.source.as_path())?,
-            &entry.layer(manifest)?,
-            Contents::Compared,
-        )?;
+        let diff =
+            scan(&tree(manifest.source.as_path())?, &entry.layer(manifest)?, Contents::Compared)?;
         Ok(diff.is_empty())
     };
     look().unwrap_or(false)
