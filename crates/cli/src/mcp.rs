@@ -15,7 +15,7 @@ use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Worksp
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
-use stockade_tools::{LocalOptions, Toolbox, ToolboxOptions, Views};
+use stockade_tools::{LocalOptions, Quota, Toolbox, ToolboxOptions, Views};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +43,9 @@ pub struct McpArgs {
     /// about unless a rule of the configuration allows it.
     #[arg(long, help_heading = "Server")]
     local: bool,
+    /// How many sandboxes agents may have made at once, in all sessions together.
+    #[arg(long, value_name = "N", default_value_t = Quota::DEFAULT, help_heading = "Server")]
+    max_sandboxes: usize,
     #[command(flatten)]
     http: HttpArgs,
 }
@@ -64,7 +67,7 @@ struct HttpArgs {
     /// Answer to this name too; may be given several times.
     #[arg(long = "allow-host", value_name = "NAME", requires = "http")]
     hosts: Vec<String>,
-    /// Let this web page send requests, such as `https://example.org:443`. None unless told otherwise.
+    /// Let this web page send requests, such as `https://example.org:443`; those of this machine may.
     #[arg(long = "allow-origin", value_name = "ORIGIN", requires = "http")]
     origins: Vec<String>,
     /// End a session, and its sandboxes, after this time without a request. [default: 30m]
@@ -77,6 +80,8 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let settings = wanted.settings(printer)?.settings;
     let spec = args.spec.spec(&wanted, &settings)?;
+    let local =
+        if args.local { Some(without_walls(&args.spec, spec.clone()).await?) } else { None };
     let door = args.http.door().await?;
     let mut interrupts = Interrupts::listen()?;
     let engine = match interrupts.unless(registry::engine(&settings, &spec.backend)).await {
@@ -85,7 +90,12 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     };
     let views = views::source(&wanted, &spec, &engine, &settings).await?;
     pools::open(settings.pools(), &spec, &engine, printer).await?;
-    let options = ToolboxOptions { views: views.clone(), ..options(spec, &settings, args.local)? };
+    let options = ToolboxOptions {
+        views: views.clone(),
+        quota: Quota::new(args.max_sandboxes),
+        local,
+        ..options(spec, &settings, args.local)?
+    };
     let person = if door.is_some() && !printer.is_json() { AtTerminal::reach()? } else { None };
     if person.is_some() {
         printer.note("what your leave is needed for is asked here, where a client cannot ask you");
@@ -140,24 +150,30 @@ fn options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<Toolbo
         template: spec.clone(),
         ..ToolboxOptions::at(settings.state_dir()?)
     };
-    if local {
-        return Ok(ToolboxOptions { local: Some(without_walls(spec)?), ..options });
-    }
-    Ok(ToolboxOptions { bound: Some(spec), ..options })
+    Ok(ToolboxOptions { bound: (!local).then_some(spec), ..options })
 }
 
-fn without_walls(spec: SandboxSpec) -> Result<LocalOptions> {
-    let Workspace::Local(workspace) = spec.workspace else {
+/// Local execution by these flags: each is honoured, or refused by name (C-02).
+async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOptions> {
+    if !matches!(spec.workspace, Workspace::Local(_)) {
         return Err(invalid("--local", "local execution needs a directory of this machine")
-            .remedy("name it with --workspace DIR"));
-    };
+            .remedy("name it with --workspace DIR, without --overlay"));
+    }
+    if args.surroundings.net.is_some() {
+        let message = "local execution has the network of this machine, whatever --net says";
+        return Err(invalid("--local", message).remedy("leave --net out, or leave --local out"));
+    }
+    if args.boundaries.is_empty() {
+        // What the configuration accepts is for sandboxes; that there is none was said outright.
+        spec.boundaries.clear();
+    }
     let inherited = LOCAL_ENV.iter().filter_map(|name| {
         let value = std::env::var(name).ok()?;
         Some((name.parse::<EnvName>().ok()?, value))
     });
     let mut env: BTreeMap<_, _> = inherited.collect();
-    env.extend(spec.env);
-    Ok(LocalOptions { workspace, env })
+    env.append(&mut spec.env);
+    LocalOptions::new(SandboxSpec { env, ..spec }).await
 }
 
 async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result<()> {

@@ -32,7 +32,7 @@ pub use approval::{
 pub use binding::Binding;
 pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
 pub use error::ToolError;
-pub use options::{LocalOptions, ToolboxOptions};
+pub use options::{LocalOptions, Quota, ToolboxOptions};
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;
 pub use views::{ViewSource, Views};

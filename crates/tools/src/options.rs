@@ -1,10 +1,15 @@
 //! What a toolbox is opened with. Everything is passed in.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use stockade_core::{EnvName, HostPath, SandboxSpec};
+use stockade_backends::local::{self, Local};
+use stockade_core::{
+    Backend as _, BackendChoice, Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace, admit,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::ToolError;
 use crate::approval::ApprovalConfig;
 use crate::views::Views;
 
@@ -23,15 +28,74 @@ pub struct ToolboxOptions {
     pub views: Option<Views>,
     /// What sandboxes made by `sandbox_create` are like where the agent does not say.
     pub template: SandboxSpec,
+    /// How many of those there may be at once. Clones of these options share it.
+    pub quota: Quota,
 }
 
-/// Execution without walls.
+/// How many sandboxes agents may have made at once. Clones share what is left.
 #[derive(Debug, Clone)]
-pub struct LocalOptions {
-    /// The directory the work is about. File tools stay beneath it.
-    pub workspace: HostPath,
-    /// The environment of every command. Nothing is inherited.
-    pub env: BTreeMap<EnvName, String>,
+pub struct Quota {
+    most: usize,
+    left: Arc<Semaphore>,
+}
+
+/// Execution without walls: a spec that local execution honours in all it says.
+#[derive(Debug, Clone)]
+pub struct LocalOptions(SandboxSpec);
+
+impl LocalOptions {
+    /// Local execution in a directory, with nothing else said.
+    pub fn at(workspace: HostPath) -> Self {
+        Self(local::spec(workspace))
+    }
+
+    /// Local execution by a spec, with the walls given up that it cannot have. Whatever else the spec
+    /// asks for and a plain child of this process has not is refused, all of it at once (C-01, C-02).
+    pub async fn new(spec: SandboxSpec) -> Result<Self> {
+        const LOCAL: &str = "execute locally";
+        let Workspace::Local(workspace) = &spec.workspace else {
+            let message = "local execution needs a directory of this machine";
+            return Err(Error::new(ErrorCode::Invalid, LOCAL, message)
+                .remedy("name it with --workspace DIR, without --overlay"));
+        };
+        let walls = local::spec(workspace.clone());
+        let mut spec = SandboxSpec { backend: BackendChoice::Named(local::NAME), ..spec };
+        spec.without.extend(walls.without);
+        match admit(&spec, &Local::default().probe().await) {
+            Ok(_) => Ok(Self(spec)),
+            Err(refusals) => Err(Error::refused(LOCAL, Some(local::NAME), refusals)),
+        }
+    }
+
+    pub(crate) fn spec(&self) -> SandboxSpec {
+        self.0.clone()
+    }
+}
+
+impl Quota {
+    /// How many there may be where nobody says.
+    pub const DEFAULT: usize = 16;
+
+    /// This many.
+    pub fn new(most: usize) -> Self {
+        Self { most, left: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))) }
+    }
+
+    /// A share, given back when it is dropped.
+    pub(crate) fn take(&self) -> Result<OwnedSemaphorePermit, ToolError> {
+        Arc::clone(&self.left).try_acquire_owned().map_err(|_| {
+            let message = format!("agents have {} sandboxes, as many as they may have", self.most);
+            ToolError::new(ErrorCode::QuotaExceeded, message).remedy(
+                "end one with `sandbox_destroy`, or have the server started with --max-sandboxes N",
+            )
+        })
+    }
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT)
+    }
 }
 
 impl ToolboxOptions {
@@ -44,6 +108,7 @@ impl ToolboxOptions {
             approval: ApprovalConfig::default(),
             views: None,
             template: SandboxSpec::default(),
+            quota: Quota::default(),
         }
     }
 }

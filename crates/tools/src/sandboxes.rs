@@ -27,6 +27,7 @@ pub(crate) async fn create(
         // Walls are about to stand; which ones is the user's choice, not the agent's.
         boundary: Boundary::SharedKernel,
         widens: widens(template, &spec),
+        person_only: false,
         details: wishes(&args),
     };
     let subject =

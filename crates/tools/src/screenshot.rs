@@ -111,6 +111,7 @@ pub(crate) async fn screenshot(
     let job = place.engine.fresh_job()?;
     let programs = Programs::Known(vec![vec![browser.to_owned(), url.clone()]]);
     let paths: Vec<_> = page.path().into_iter().collect();
+    place.refuse_outside(&paths).await?;
     session.pass(&place, Some(&job), place.facts("screenshot", programs, &paths), call).await?;
 
     let room = Room::new(&place, job.as_str())?;

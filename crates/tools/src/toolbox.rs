@@ -75,7 +75,8 @@ impl Toolbox {
             return Err(ToolError::new(ErrorCode::NotFound, message)
                 .remedy(format!("call one of: {}", known.join(", "))));
         };
-        self.dispatch(tool, arguments, call).await
+        let done = self.dispatch(tool, arguments, call).await;
+        with_notices(done, &self.session.places.take_notices())
     }
 
     async fn dispatch(
@@ -112,5 +113,28 @@ impl Toolbox {
     /// Ends every sandbox and program of this toolbox. Idempotent; later calls are refused.
     pub async fn close(&self) {
         self.session.places.close().await;
+    }
+}
+
+/// Puts what the agent has to know beside the answer in front of it.
+fn with_notices(
+    done: Result<ToolAnswer, ToolError>,
+    notices: &[String],
+) -> Result<ToolAnswer, ToolError> {
+    if notices.is_empty() {
+        return done;
+    }
+    let notice = notices.join("\n");
+    match done {
+        Ok(mut answer) => {
+            if let Value::Object(fields) = &mut answer.structured {
+                fields.insert("notice".to_owned(), Value::String(notice.clone()));
+            }
+            answer.text = format!("notice: {notice}\n{}", answer.text);
+            Ok(answer)
+        }
+        Err(error) => {
+            Err(ToolError { message: format!("{} (notice: {notice})", error.message), ..error })
+        }
     }
 }

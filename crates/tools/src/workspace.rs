@@ -1,12 +1,15 @@
 //! The changes of a copy-on-write workspace: shown, and brought to the user's own files.
 //!
 //! Applying is the one thing a tool does outside the walls, so it is judged like local execution: a
-//! person is asked unless a rule says otherwise.
+//! person is asked unless a rule says otherwise, and always about what is held back. What was asked
+//! about is what is applied (C-23): the question names the digest of the contents, and the sandbox is
+//! paused from the first look to the last, where it can be.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde::Serialize;
-use stockade_core::{Boundary, ErrorCode, WorkspaceId};
+use stockade_core::{Boundary, ErrorCode, Feature, WorkspaceId};
 use stockade_workspaces::{
     Application, Applied, ApplyOptions, Change, Conflict, Diff, TreePath, printable,
 };
@@ -90,12 +93,15 @@ pub(crate) async fn apply(
     let view = view(&place)?;
     refuse_while_running(&place)?;
     let include: Vec<_> = args.include.iter().map(|path| named(path)).collect::<Result<_, _>>()?;
+    let paused = Paused::pause(&place).await?;
     let diff = view.diff().await?;
     session.pass(&place, None, facts(&place, &diff, &include), call).await?;
     // Not stopped half-way: it would only have to be undone.
     // Nothing but what was asked about: a program could have gone on writing meanwhile.
     let options = ApplyOptions { include, seen: Some(diff), to: None };
-    match view.apply(options).await? {
+    let applied = view.apply(options).await;
+    paused.resume().await;
+    match applied? {
         Application::Applied(applied) => {
             // What it began with is not what is there now: whoever goes on begins anew.
             session.places.destroy(&place.id).await?;
@@ -130,17 +136,61 @@ fn named(path: &str) -> Result<TreePath, ToolError> {
         .map_err(|error| ToolError::field("include", error))
 }
 
-/// Without walls, and with every path that would change; what was named although it is held back first.
+/// Without walls, and with every path that would change; what was named although it is held back first,
+/// and for that only a person can speak (C-24).
 fn facts(place: &Place, diff: &Diff, include: &[TreePath]) -> Facts {
-    let free = diff.changes.iter().filter(|change| change.held.is_none());
-    let paths = include.iter().chain(free.map(|change| &change.path));
-    let paths = paths.take(MOST_LISTED).map(ToString::to_string).collect();
-    let facts = place.facts("workspace_apply", Programs::NONE, &[]);
-    let named: Vec<_> = include.iter().map(ToString::to_string).collect();
+    let (held, free): (Vec<_>, Vec<_>) =
+        diff.chosen(include).partition(|change| change.held.is_some());
+    let lines: Vec<_> = held.iter().map(|change| change.to_string()).collect();
     let named =
-        (!named.is_empty()).then(|| Detail::open("held back unless named", named.join(", ")));
-    let details = named.into_iter().collect();
-    Facts { paths, details, backend: None, boundary: Boundary::None, ..facts }
+        (!include.is_empty()).then(|| Detail::open("held back unless named", lines.join("\n")));
+    let paths = held.iter().chain(&free).map(|change| change.path.to_string()).collect();
+    let digest = Detail::open("contents", diff.digest().to_string());
+    let details = named.into_iter().chain([digest]).collect();
+    let facts = place.facts("workspace_apply", Programs::NONE, &[]);
+    let person_only = !include.is_empty();
+    Facts { paths, details, person_only, backend: None, boundary: Boundary::None, ..facts }
+}
+
+/// A sandbox in which nothing runs. It goes on when this is dropped, whatever happens.
+struct Paused(Option<Arc<Place>>);
+
+impl Paused {
+    /// Pauses a sandbox, where its walls can do that. Elsewhere the digests alone hold.
+    async fn pause(place: &Arc<Place>) -> Result<Self, ToolError> {
+        let measured = place.engine.detect_one(&place.backend).await;
+        if !measured.is_some_and(|all| all.has(Feature::Pause)) {
+            return Ok(Self(None));
+        }
+        place.paused.store(true, Ordering::Release);
+        // Made before it is paused: this future may be dropped half-way.
+        let paused = Self(Some(Arc::clone(place)));
+        place.engine.sandbox(&place.id)?.pause().await?;
+        Ok(paused)
+    }
+
+    async fn resume(mut self) {
+        if let Some(place) = self.0.take() {
+            go_on(&place).await;
+        }
+    }
+}
+
+/// Lets a sandbox go on. One that does not is about to be destroyed, or is lost: both are told elsewhere.
+async fn go_on(place: &Place) {
+    if let Ok(sandbox) = place.engine.sandbox(&place.id) {
+        let _ = sandbox.resume().await;
+    }
+    place.paused.store(false, Ordering::Release);
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let Some(place) = self.0.take() else { return };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { go_on(&place).await });
+        }
+    }
 }
 
 /// What was done.

@@ -1,51 +1,118 @@
 //! Directories that git would take for a repository without their being called `.git`. Whoever runs
-//! git in one of them runs what its `config` says.
+//! git in one of them runs what its `config`, `config.worktree` or hooks say.
+//!
+//! To git a directory is a repository if it has `HEAD` and either `objects` and `refs`, or a
+//! `commondir` that says where those are. In such a directory everything is held back. Where there is
+//! `HEAD` and any one thing of a repository's, those things are held back: a later change could bring
+//! the rest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::diff::Change;
-use crate::held::{HeldReason, in_git};
+use crate::held::{HeldReason, folded, in_git};
 use crate::path::TreePath;
 use crate::tree::Tree;
 
-/// What git looks for.
-const MARKS: [&[u8]; 3] = [b"HEAD", b"objects", b"refs"];
+const HEAD: &[u8] = b"HEAD";
+/// What a repository holds beside `HEAD`, in lower case.
+const MARKS: [&[u8]; 9] = [
+    b"objects",
+    b"refs",
+    b"commondir",
+    b"gitdir",
+    b"config",
+    b"config.worktree",
+    b"hooks",
+    b"packed-refs",
+    b"reftable",
+];
 const WHY: &str = "git would take the directory for a repository and run what its config names";
 
-/// Holds back everything in directories that the changes make into repositories. The changes are
-/// sorted, so both lists are gone through once.
+/// How much of a repository a directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// None.
+    Plain,
+    /// `HEAD` and something else of one.
+    Begun,
+    /// All that git asks for.
+    Whole,
+}
+
+/// Holds back changes in directories that are repositories by their shape, with the changes. `.git`
+/// itself has rules of its own. The changes are sorted by path.
 pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
-    let mut tops = repositories(changes, lower).into_iter().peekable();
-    let mut top: Option<TreePath> = None;
+    let shapes = shapes(changes, lower);
+    if shapes.is_empty() {
+        return;
+    }
     for change in changes {
-        while let Some(next) = tops.next_if(|next| *next <= change.path) {
-            if top.as_ref().is_none_or(|top| !next.is_within(top)) {
-                top = Some(next);
+        let mut path = change.path.clone();
+        while let Some((parent, name)) = path.split() {
+            let held = match shapes.get(&parent) {
+                Some(Shape::Whole) => true,
+                Some(Shape::Begun) => is_part(name),
+                Some(Shape::Plain) | None => false,
+            };
+            if held || shapes.get(&change.path) == Some(&Shape::Whole) {
+                change.held.get_or_insert(HeldReason::RunsCode(WHY));
+                break;
             }
-        }
-        if top.as_ref().is_some_and(|top| change.path.is_within(top)) {
-            change.held.get_or_insert(HeldReason::RunsCode(WHY));
+            path = parent;
         }
     }
 }
 
-fn repositories(changes: &[Change], lower: &Tree) -> BTreeSet<TreePath> {
-    let candidates: BTreeSet<TreePath> = changes.iter().filter_map(candidate).collect();
-    let new = |path: &TreePath| {
-        changes
-            .binary_search_by(|change| change.path.cmp(path))
-            .is_ok_and(|at| changes[at].new.is_some())
-    };
-    let there = |path: &TreePath| new(path) || lower.stat(path).is_ok_and(|stat| stat.is_some());
-    candidates.into_iter().filter(|dir| MARKS.iter().all(|mark| there(&dir.join(mark)))).collect()
+fn is_part(name: &[u8]) -> bool {
+    name == HEAD || MARKS.contains(&folded(name).as_slice())
 }
 
-/// The directory that a change could make into a repository, or into another one. `.git` itself has
-/// rules of its own.
-fn candidate(change: &Change) -> Option<TreePath> {
-    let (parent, name) = change.path.split()?;
-    let inside = in_git(&parent);
-    let telling = MARKS.contains(&name) || name == b"config" || name == b"hooks";
-    let above = parent.split().filter(|(_, last)| *last == b"hooks").map(|(top, _)| top);
-    (!inside && (telling || above.is_some())).then_some(above.unwrap_or(parent))
+/// Every directory above a change that is or could become a repository.
+fn shapes(changes: &[Change], lower: &Tree) -> BTreeMap<TreePath, Shape> {
+    let mut names: BTreeMap<TreePath, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    for change in changes {
+        let mut path = change.path.clone();
+        let mut brought = change.new.is_some();
+        while let Some((parent, name)) = path.split() {
+            let known = names.contains_key(&parent);
+            let made = names.entry(parent.clone()).or_default();
+            if brought {
+                made.insert(name.to_vec());
+            }
+            if known {
+                break;
+            }
+            // What holds a change is there: it is beneath, or a change of its own.
+            (path, brought) = (parent, false);
+        }
+    }
+    let shaped = names.into_iter().map(|(dir, made)| {
+        let shape = shape(&dir, &made, lower);
+        (dir, shape)
+    });
+    shaped.filter(|(_, shape)| *shape != Shape::Plain).collect()
+}
+
+fn shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &Tree) -> Shape {
+    if dir.split().is_some_and(|(_, name)| folded(name) == b".git") {
+        return Shape::Plain;
+    }
+    // Asked of the file system itself, which may not regard case.
+    let below = |name: &[u8]| lower.stat(&dir.join(name)).is_ok_and(|stat| stat.is_some());
+    let head = made.contains(HEAD) || below(HEAD);
+    let head_in_any_case = head || made.iter().any(|name| folded(name) == b"head");
+    if !head_in_any_case {
+        return Shape::Plain;
+    }
+    let has = |mark: &[u8]| made.iter().any(|name| folded(name) == mark) || below(mark);
+    if has(b"commondir") || (has(b"objects") && has(b"refs")) {
+        return Shape::Whole;
+    }
+    // In lower case the name is a word like others, and such a directory may be anything. A repository's
+    // own directories have a `HEAD` too: that of the reflog, those of remotes.
+    if head && !in_git(dir) && MARKS.iter().any(|mark| has(mark)) {
+        Shape::Begun
+    } else {
+        Shape::Plain
+    }
 }

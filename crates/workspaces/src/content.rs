@@ -39,7 +39,7 @@ fn next_data(one: &File, other: &File, at: u64) -> io::Result<Option<u64>> {
     Ok(one.into_iter().chain(other).min())
 }
 
-fn data_from(file: &File, at: u64) -> io::Result<Option<u64>> {
+pub(crate) fn data_from(file: &File, at: u64) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(found) => Ok(Some(found)),
         Err(Errno::NXIO) => Ok(None),
@@ -57,7 +57,7 @@ fn hole_from(file: &File, at: u64) -> io::Result<u64> {
     }
 }
 
-fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+pub(crate) fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read_at(&mut buffer[filled..], at + filled as u64) {

@@ -33,6 +33,15 @@ pub(crate) enum Fault {
 pub(crate) type Outcome<T> = Result<T, Fault>;
 
 impl Fault {
+    /// What was looked at is not what is there any more (C-23).
+    pub(crate) fn changed_meanwhile(path: impl ToString) -> Self {
+        Self::Refused {
+            path: path.to_string(),
+            problem: "was changed after its changes were looked at",
+            remedy: "end what still writes there, and look at them again",
+        }
+    }
+
     /// The public error of an operation.
     pub(crate) fn during(self, operation: &'static str) -> Error {
         let error = Error::new(self.code(), operation, self.to_string());

@@ -1,6 +1,10 @@
-//! What is held back from `apply` unless it is named: changes that would make some program of the
-//! host run code later, or that reach out of the tree. It does not matter whether the file was there
-//! before.
+//! What is held back from `apply` unless it is named (C-24): changes that would make some program of
+//! the host run code later, or that reach out of the tree. It does not matter whether the file was
+//! there before.
+//!
+//! Names that begin with a dot are programs' own, and no list of those programs is ever whole: so such
+//! a name is held back unless it was reviewed and found to be data. Other names are held back where
+//! they are listed. What is only removed is held back where it is listed: an absent file names no code.
 //!
 //! Judged by name at any depth, without regard to case: on some file systems `.GIT` is `.git`.
 
@@ -9,7 +13,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::path::TreePath;
-use crate::table::{GIT, Match, RULES, Rule, within_git};
+use crate::table::{GIT, HARMLESS, Match, RULES, Rule, SHORT, UNKNOWN, within_git};
 use crate::tree::Tree;
 
 /// Why a change is held back.
@@ -55,6 +59,16 @@ impl fmt::Display for HeldReason {
 
 /// Why a path is held back for what it is called.
 pub(crate) fn by_name(path: &TreePath) -> Option<&'static str> {
+    by_listed_name(path).or_else(|| path.names().find_map(by_unlisted_name))
+}
+
+/// Whether a path has a name that is known to make programs run code.
+pub(crate) fn is_listed(path: &TreePath) -> bool {
+    by_listed_name(path).is_some()
+}
+
+/// Why a path is held back for a name that is known to make programs run code.
+pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
     let names: Vec<Vec<u8>> = path.names().map(folded).collect();
     names.iter().enumerate().find_map(|(at, name)| {
         let rest = &names[at + 1..];
@@ -65,9 +79,29 @@ pub(crate) fn by_name(path: &TreePath) -> Option<&'static str> {
     })
 }
 
+/// Why a name is held back although no rule lists it: it begins with a dot and was not reviewed, or
+/// stands for a name that it does not show.
+fn by_unlisted_name(name: &[u8]) -> Option<&'static str> {
+    let folded = folded(name);
+    let dotted = name.starts_with(b".") || folded.starts_with(b".");
+    let harmless = HARMLESS.iter().any(|known| known.as_bytes() == folded) || folded == b".git";
+    if dotted && !harmless {
+        return Some(UNKNOWN);
+    }
+    is_short_name(&folded).then_some(SHORT)
+}
+
+/// Whether a name has the form in which FAT and NTFS abbreviate longer ones: `GIT~1` opens `.git`.
+fn is_short_name(name: &[u8]) -> bool {
+    let stem = name.split(|byte| *byte == b'.').next().unwrap_or(name);
+    let Some(tilde) = stem.iter().rposition(|byte| *byte == b'~') else { return false };
+    let number = &stem[tilde + 1..];
+    stem.len() <= 8 && !number.is_empty() && number.iter().all(u8::is_ascii_digit)
+}
+
 /// A name as the most forgiving of file systems sees it: without regard to case, without characters
 /// that do not show, without dots and blanks at its end.
-fn folded(name: &[u8]) -> Vec<u8> {
+pub(crate) fn folded(name: &[u8]) -> Vec<u8> {
     let Ok(text) = std::str::from_utf8(name) else { return name.to_ascii_lowercase() };
     let shown = text.chars().filter(|c| !is_ignorable(*c));
     let folded: String = shown.flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
@@ -182,6 +216,37 @@ mod tests {
             ".cargo/config.toml",
             "x.code-workspace",
             ".bashrc",
+            ".hg/hgrc",
+            ".jj/repo/config.toml",
+            ".sl/config",
+            ".svn/wc.db",
+            ".bzr/branch/branch.conf",
+            ".pijul/config",
+            "_darcs/prefs/defaults",
+            "_FOSSIL_",
+            "repo.fossil",
+            "CVS/Root",
+            "_MTN/monotonerc",
+            ".Rprofile",
+            ".irbrc",
+            ".ghci",
+            ".pdbrc",
+            ".cshrc",
+            ".login",
+            "ansible.cfg",
+            ".config/stockade/config.toml",
+            ".cargo/registry",
+            ".prettierrc",
+            ".eslintrc.json",
+            ".env",
+            ".venv/bin/activate",
+            ".anything-made-up-tomorrow",
+            "a/.x/b",
+            "...",
+            "\u{200c}.x",
+            "GIT~1/config",
+            "CLAUDE~1.MD",
+            ".git\u{3a}\u{3a}$INDEX_ALLOCATION/config",
             ".g\u{200c}it/config",
             ".hu\u{17f}\u{212a}y/pre-push",
             ".git /hooks/x",
@@ -206,7 +271,14 @@ mod tests {
             "hooks/x",
             "vscode/x",
             "package.json",
-            ".cargo/registry",
+            ".gitattributes",
+            "sub/.editorconfig",
+            ".DS_Store",
+            ".well-known/security.txt",
+            "cvs/parser.rs",
+            "file~",
+            "longer-name~1.txt",
+            "a..b",
             "agents.rs",
         ] {
             assert!(!held(path), "{path}");

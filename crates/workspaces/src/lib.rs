@@ -14,6 +14,7 @@ mod clock;
 mod content;
 mod copy;
 mod diff;
+mod digest;
 mod fault;
 mod fit;
 mod git;
@@ -34,6 +35,7 @@ mod workspaces;
 
 pub use apply::{Application, Applied, ApplyOptions, Conflict, ConflictReason};
 pub use diff::{Change, ChangeKind, Diff, Node, printable};
+pub use digest::ContentDigest;
 pub use held::HeldReason;
 pub use live::Hold;
 pub use local::too_broad;

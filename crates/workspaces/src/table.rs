@@ -1,5 +1,6 @@
-//! The names that make programs of the host run code, each with the reason. Lower case; a rule holds
-//! for the name itself and for everything beneath it.
+//! The names that make programs of the host run code, each with the reason, and the names with a dot
+//! in front that were reviewed and do not. Lower case; a rule holds for the name itself and for
+//! everything beneath it.
 //!
 //! Not here: what runs only when somebody builds or runs the project itself (`Makefile`,
 //! `package.json`, `build.rs`). That is the work under review.
@@ -32,6 +33,8 @@ const HOOKS: &str = "a hook manager runs what it names at the next git command";
 const PACKAGES: &str = "a package manager loads code or sends credentials where it says";
 const TOOLS: &str = "a tool version manager runs or installs what it names";
 const HOME: &str = "in a home directory a program runs it or trusts it";
+const VCS: &str = "a version-control system takes it for its own and runs what it names";
+const INTERPRETER: &str = "an interpreter runs it at its start, or a tool loads code that it names";
 const DEBUGGER: &str = "a debugger or terminal program runs it at its start";
 
 const fn name(name: &'static str, reason: &'static str) -> Rule {
@@ -62,6 +65,57 @@ pub(crate) const RULES: &[Rule] = &[
     name(".zlogin", SHELL),
     name(".kshrc", SHELL),
     name(".inputrc", SHELL),
+    name(".cshrc", SHELL),
+    name(".tcshrc", SHELL),
+    name(".login", SHELL),
+    name(".logout", SHELL),
+    begins(".env", SHELL),
+    name(".hg", VCS),
+    name(".jj", VCS),
+    name(".sl", VCS),
+    name(".svn", VCS),
+    name("_svn", VCS),
+    name(".bzr", VCS),
+    name(".pijul", VCS),
+    name("_darcs", VCS),
+    name("_fossil_", VCS),
+    name(".fslckout", VCS),
+    begins(".fossil", VCS),
+    ends(".fossil", VCS),
+    name("_mtn", VCS),
+    name("{arch}", VCS),
+    name(".arch-ids", VCS),
+    name("bitkeeper", VCS),
+    name(".bk", VCS),
+    name(".repo", VCS),
+    name(".gitmodules", VCS),
+    name(".lfsconfig", VCS),
+    begins(".p4", VCS),
+    name("p4config.txt", VCS),
+    name("p4.ini", VCS),
+    below("cvs", "root", VCS),
+    below("cvs", "repository", VCS),
+    below("cvs", "entries", VCS),
+    name("cvsroot", VCS),
+    name(".rprofile", INTERPRETER),
+    name(".renviron", INTERPRETER),
+    name(".irbrc", INTERPRETER),
+    name(".pryrc", INTERPRETER),
+    name(".ghci", INTERPRETER),
+    name(".pdbrc", INTERPRETER),
+    begins(".pythonrc", INTERPRETER),
+    name(".venv", INTERPRETER),
+    name("sitecustomize.py", INTERPRETER),
+    name("usercustomize.py", INTERPRETER),
+    begins(".eslintrc", INTERPRETER),
+    begins(".prettierrc", INTERPRETER),
+    begins(".babelrc", INTERPRETER),
+    begins(".stylelintrc", INTERPRETER),
+    begins(".pylintrc", INTERPRETER),
+    name("ansible.cfg", INTERPRETER),
+    name("ctags.d", INTERPRETER),
+    name("nuget.config", PACKAGES),
+    name("pip.ini", PACKAGES),
     name(".vscode", EDITOR),
     name(".idea", EDITOR),
     name(".vs", EDITOR),
@@ -87,6 +141,11 @@ pub(crate) const RULES: &[Rule] = &[
     name("agent.md", AGENT),
     name(".agents", AGENT),
     name("gemini.md", AGENT),
+    name("qwen.md", AGENT),
+    name("crush.md", AGENT),
+    name("codex.md", AGENT),
+    name("warp.md", AGENT),
+    name("copilot-instructions.md", AGENT),
     begins(".gemini", AGENT),
     begins(".cursor", AGENT),
     begins(".codex", AGENT),
@@ -188,12 +247,59 @@ pub(crate) const RULES: &[Rule] = &[
     below(".config", "fish", SHELL),
     below(".config", "nvim", EDITOR),
     below(".config", "mise", TOOLS),
+    below(".config", "stockade", HOME),
     below(".config", "environment.d", HOME),
     name(".gdbinit", DEBUGGER),
     name(".lldbinit", DEBUGGER),
     name(".tmux.conf", DEBUGGER),
     name(".screenrc", DEBUGGER),
     name(".watchmanconfig", DEBUGGER),
+];
+
+pub(crate) const UNKNOWN: &str =
+    "names with a dot in front belong to programs, and this one is not known to be harmless";
+pub(crate) const SHORT: &str = "on FAT and NTFS it can stand for a longer name";
+
+/// Names with a dot in front that pass: plain data to every program known to read them. None of them
+/// can name a program, a plugin, a module, another file to load or a host to connect to.
+///
+/// `.gitattributes` chooses among filters and drivers, but only those run that the user's own
+/// configuration defines; it defines none. Left out on purpose: `.prettierrc`, `.eslintrc` and the like
+/// (plugins), `.nvmrc`, `.python-version` and the like (choose programs), `.env` (sourced by shells).
+pub(crate) const HARMLESS: &[&str] = &[
+    ".bazelignore",
+    ".clang-format",
+    ".clang-format-ignore",
+    ".coverage",
+    ".dockerignore",
+    ".ds_store",
+    ".editorconfig",
+    ".eslintignore",
+    ".fdignore",
+    ".gcloudignore",
+    ".git-blame-ignore-revs",
+    ".gitattributes",
+    ".gitignore",
+    ".gitkeep",
+    ".helmignore",
+    ".hgignore",
+    ".ignore",
+    ".keep",
+    ".mailmap",
+    ".markdownlintignore",
+    ".mypy_cache",
+    ".nojekyll",
+    ".npmignore",
+    ".package-lock.json",
+    ".prettierignore",
+    ".pytest_cache",
+    ".rgignore",
+    ".ruff_cache",
+    ".rustfmt.toml",
+    ".stylelintignore",
+    ".vercelignore",
+    ".vscodeignore",
+    ".well-known",
 ];
 
 pub(crate) const GIT: &str = "git runs programs that it names, or trusts it about where things are";
@@ -260,6 +366,9 @@ mod tests {
         for (reason, names) in reasons {
             writeln!(text, "| {reason} | {} |", names.join(" ")).unwrap();
         }
+        let harmless: Vec<_> = HARMLESS.iter().map(|name| format!("`{name}`")).collect();
+        writeln!(text, "| {UNKNOWN} | `.*`, but for {} |", harmless.join(" ")).unwrap();
+        writeln!(text, "| {SHORT} | `NAME~1` |").unwrap();
         text
     }
 
@@ -285,5 +394,13 @@ mod tests {
         let count = all.len();
         all.dedup();
         assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn no_harmless_name_is_held_by_a_rule() {
+        for name in HARMLESS {
+            assert!(name.starts_with('.') && !name.contains(char::is_uppercase), "{name}");
+            assert!(crate::held::by_name(&name.parse().unwrap()).is_none(), "{name}");
+        }
     }
 }

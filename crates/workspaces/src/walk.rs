@@ -1,5 +1,7 @@
 //! Visits everything beneath a directory, without recursion and within bounds.
 
+use std::os::fd::OwnedFd;
+
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
@@ -17,7 +19,11 @@ pub(crate) fn visit(
     each: impl FnMut(&TreePath, &Stat) -> Outcome<()>,
 ) -> Outcome<()> {
     match visit_open(tree, top, each)?.first() {
-        Some(closed) => tree.dir(closed).map(|_| ()).step("open", tree.name(closed)),
+        Some(closed) => {
+            // One that can be opened can only be listed.
+            let errno = tree.dir(closed).err().unwrap_or(Errno::ACCESS);
+            Err(errno).step("look into", tree.name(closed))
+        }
         None => Ok(()),
     }
 }
@@ -40,9 +46,16 @@ pub(crate) fn visit_open(
             }
             opened => opened.step("open", tree.name(&path))?,
         };
-        for name in names(&dir).step("list", tree.name(&path))? {
+        // All of it before any of it is told: a directory of mode 0400 can be listed, not entered.
+        let entries = match entries(&dir) {
+            Err(Errno::ACCESS) => {
+                closed.push(path);
+                continue;
+            }
+            entries => entries.step("list", tree.name(&path))?,
+        };
+        for (name, stat) in entries {
             let child = path.join(&name);
-            let Some(stat) = stat_at(&dir, &name).step("look at", &child)? else { continue };
             visited += 1;
             if visited > MOST {
                 return Err(Fault::TooMany { what: "the tree", most: MOST });
@@ -54,4 +67,15 @@ pub(crate) fn visit_open(
         }
     }
     Ok(closed)
+}
+
+/// What is in a directory. What disappears meanwhile is passed over.
+fn entries(dir: &OwnedFd) -> rustix::io::Result<Vec<(Vec<u8>, Stat)>> {
+    let mut entries = Vec::new();
+    for name in names(dir)? {
+        if let Some(stat) = stat_at(dir, &name)? {
+            entries.push((name, stat));
+        }
+    }
+    Ok(entries)
 }

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::acquire::{self, Made};
 use crate::apply::{self, Application, ApplyOptions, Trees};
-use crate::diff::{Diff, patch, scan};
+use crate::diff::{Contents, Diff, patch, scan};
 use crate::fault::{Fault, Outcome, Step};
 use crate::layer::Layer;
 use crate::owned::Owned;
@@ -129,9 +129,12 @@ impl Workspaces {
         entry.workspace(manifest)
     }
 
-    /// What was changed in a workspace. The work is proportional to that, unless it is a copy.
+    /// What was changed in a workspace, with digests of the new contents. The work is proportional to
+    /// that, unless it is a copy.
     pub fn diff(&self, id: &WorkspaceId) -> Result<Diff> {
-        let found = self.opened(id, Sharing::Shared).and_then(|at| scan(&at.lower, &at.layer));
+        let found = self
+            .opened(id, Sharing::Shared)
+            .and_then(|at| scan(&at.lower, &at.layer, Contents::Digested));
         found.map_err(|fault| fault.during("diff"))
     }
 
@@ -139,9 +142,17 @@ impl Workspaces {
     /// only by way of [`printable`](crate::printable).
     pub fn patch(&self, id: &WorkspaceId) -> Result<String> {
         let text = self.opened(id, Sharing::Shared).and_then(|at| {
-            let diff = scan(&at.lower, &at.layer)?;
+            let diff = scan(&at.lower, &at.layer, Contents::Compared)?;
             patch(&diff, &at.lower, &at.layer)
         });
+        text.map_err(|fault| fault.during("diff"))
+    }
+
+    /// The text of changes that were looked at before. If a content is not the one that the diff has
+    /// the digest of, it is an error: what a person reads is what an `apply` of the diff takes (C-23).
+    pub fn patch_of(&self, id: &WorkspaceId, diff: &Diff) -> Result<String> {
+        let text =
+            self.opened(id, Sharing::Shared).and_then(|at| patch(diff, &at.lower, &at.layer));
         text.map_err(|fault| fault.during("diff"))
     }
 
@@ -160,13 +171,13 @@ impl Workspaces {
         let at = self.opened(id, Sharing::Exclusive)?;
         let elsewhere = self.target(&at.manifest, options)?;
         let target = elsewhere.as_ref().unwrap_or(&at.lower);
-        let diff = scan(&at.lower, &at.layer)?;
+        let contents = match options.seen {
+            Some(_) => Contents::Digested,
+            None => Contents::Compared,
+        };
+        let diff = scan(&at.lower, &at.layer, contents)?;
         if options.seen.as_ref().is_some_and(|seen| *seen != diff) {
-            return Err(Fault::Refused {
-                path: id.to_string(),
-                problem: "was changed after its changes were looked at",
-                remedy: "look at them again",
-            });
+            return Err(Fault::changed_meanwhile(id));
         }
         let trees = Trees {
             lower: &at.lower,
@@ -372,7 +383,8 @@ impl Workspaces {
 fn unchanged(entry: &Entry, manifest: &Manifest) -> bool {
     let look = || -> Outcome<bool> {
         apply::recover(&entry.ledger())?;
-        let diff = scan(&tree(manifest.source.as_path())?, &entry.layer(manifest)?)?;
+        let diff =
+            scan(&tree(manifest.source.as_path())?, &entry.layer(manifest)?, Contents::Compared)?;
         Ok(diff.is_empty())
     };
     look().unwrap_or(false)

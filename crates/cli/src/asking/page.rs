@@ -151,6 +151,7 @@ mod tests {
             backend: None,
             boundary: Boundary::None,
             widens: false,
+            person_only: false,
             details: Vec::new(),
         };
         Question { text: String::new(), sandbox: None, facts }

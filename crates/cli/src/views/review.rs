@@ -48,7 +48,9 @@ pub async fn review(
         return Ok(None);
     }
     let (from, id) = (settled.workspaces.clone(), settled.workspace.id.clone());
-    let patch = off_thread(move || from.patch(&id)).await?;
+    let diff = settled.diff.clone();
+    // The text of the very changes that are applied on a yes (C-23).
+    let patch = off_thread(move || from.patch_of(&id, &diff)).await?;
     printer.show(&painted(&patch, printer));
     let held = settled.diff.held().count();
     let include = match ask(held, interrupts, printer).await {

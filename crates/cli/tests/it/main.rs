@@ -19,6 +19,8 @@ mod listings;
 #[path = "../../../tck/tests/it/machines/place.rs"]
 mod machines;
 mod mcp_ends;
+mod mcp_http;
+mod private;
 mod review;
 mod run;
 mod shell;

@@ -225,11 +225,51 @@ fn what_cannot_be_served_is_refused_before_anybody_connects() {
     let refused = |args: &[&str], parts: &[&str]| place.stockade(args).is_refused(parts);
     refused(&["mcp", "--http", "0.0.0.0:0"], &["0.0.0.0", "--allow-remote"]);
     refused(&["mcp", "--local", "--no-workspace"], &["--local", "--workspace"]);
+    refused(&["mcp", "--local", "--read-only"], &["read-only-workspace"]);
+    refused(&["mcp", "--local", "--mem", "64m"], &["memory-limit"]);
+    refused(&["mcp", "--local", "--net", "none"], &["--local", "--net"]);
+    refused(&["mcp", "--local", "--net", "example.org"], &["--local", "--net"]);
+    refused(&["mcp", "--local", "--user", "1:1"], &["chosen-user"]);
+    refused(&["mcp", "--local", "--boundary", "hardware"], &["boundary none"]);
+    refused(&["mcp", "--local", "--overlay"], &["--local", "--overlay"]);
     refused(&["mcp", "--workspace", "/nowhere"], &["/nowhere"]);
     refused(&["mcp", "--backend", "nonsense"], &["nonsense"]);
     let mut at_the_root = place.command(&["mcp"]);
     at_the_root.current_dir("/");
     finish(at_the_root).is_refused(&["`/`", "--workspace"]);
+}
+
+/// Its owner is this server, which takes no commands but an agent's.
+#[test]
+fn a_sandbox_of_an_agents_can_be_killed_and_the_next_call_has_another() {
+    let place = Place::new();
+    let mut conversation = Conversation::begin(&place, &[]);
+    assert_eq!(conversation.bash("echo x > /tmp/x")["exitCode"], 0);
+    let [id] = &those(&place, "alive")[..] else { panic!("it has one sandbox") };
+    place.stockade(&["kill", id]).is(0, &format!("{id}\n"), "");
+    assert!(those(&place, "alive").is_empty());
+    let ran = conversation.bash("echo hello");
+    assert_eq!(ran["stdout"], "hello\n");
+    assert!(ran["notice"].as_str().unwrap().contains(id.as_str()), "{ran}");
+    assert_eq!(conversation.bash("true")["notice"], Value::Null);
+    conversation.end().is(0, "", "");
+    place.assert_nothing_is_left();
+}
+
+/// What local execution can honour it does: the record says for whom it ran, and time runs out.
+#[test]
+fn local_execution_has_the_tenant_labels_and_limits_that_flags_say() {
+    let place = Place::new();
+    configure(&place, "[[approval.rules]]\nverdict = \"allow\"\n");
+    let flags = ["--local", "--tenant", "acme", "--label", "team=a", "--timeout", "1s"];
+    let mut conversation = Conversation::begin(&place, &flags);
+    let ran = conversation.bash("sleep 98765");
+    assert_eq!(ran["timedOut"], true, "{ran}");
+    let job = ran["jobId"].as_str().unwrap();
+    let shown = place.stockade(&["audit", "show", job, "--json"]).stdout;
+    assert!(shown.contains("acme") && shown.contains("team"), "{shown}");
+    conversation.end().is(0, "", "");
+    place.assert_nothing_is_left();
 }
 
 #[test]

@@ -10,4 +10,5 @@
 mod common;
 mod life;
 mod overlay;
+mod sockets;
 mod walls;

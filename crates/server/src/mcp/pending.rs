@@ -138,6 +138,7 @@ mod tests {
             backend: None,
             boundary: Boundary::None,
             widens: false,
+            person_only: false,
             details: Vec::new(),
         };
         Question { text: "May it?".into(), sandbox: None, facts }

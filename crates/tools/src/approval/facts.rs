@@ -23,6 +23,8 @@ pub struct Facts {
     pub boundary: Boundary,
     /// Whether it asks for more than the user has set out: network, limits.
     pub widens: bool,
+    /// Whether only a person may let it through: no rule that allows the tool does.
+    pub person_only: bool,
     /// What else whoever is asked gets to see. Rules do not look at it.
     pub details: Vec<Detail>,
 }
@@ -113,6 +115,19 @@ impl Programs {
     }
 }
 
+impl Programs {
+    /// The same programs in a directory of the agent's choice: a program that is named from there may
+    /// be any.
+    #[must_use]
+    pub fn in_chosen_dir(self, chosen: bool) -> Self {
+        let relative = match &self {
+            Self::Known(argvs) => argvs.iter().any(|argv| shell::is_relative(argv)),
+            Self::Opaque(_) => false,
+        };
+        self.in_chosen_env(chosen && relative)
+    }
+}
+
 impl From<&Network> for NetworkFact {
     fn from(network: &Network) -> Self {
         match network {
@@ -166,5 +181,13 @@ mod tests {
         let known = Programs::of_line("git status");
         assert!(matches!(known, Programs::Known(_)));
         assert!(matches!(known.in_chosen_env(true), Programs::Opaque(_)));
+    }
+
+    #[test]
+    fn a_directory_of_the_agents_choice_makes_relative_programs_uncertain() {
+        let opaque =
+            |line| matches!(Programs::of_line(line).in_chosen_dir(true), Programs::Opaque(_));
+        assert!(opaque("./build.sh") && opaque("make; bin/x"));
+        assert!(!opaque("git status") && !opaque("/bin/ls"));
     }
 }

@@ -9,6 +9,8 @@ use crate::{Call, Decision, Question, ToolError};
 
 /// The most of a fact that is recorded or shown.
 const MOST_SHOWN: usize = 2000;
+/// The most paths in a question.
+const MOST_PATHS: usize = 1000;
 
 /// What a decision is about.
 pub(crate) struct Subject<'a> {
@@ -51,7 +53,7 @@ async fn asked(config: &ApprovalConfig, subject: &Subject<'_>, call: &Call) -> O
             more(&subject.facts, Reader::Person),
         ),
         sandbox: subject.sandbox.cloned(),
-        facts: subject.facts.clone(),
+        facts: shown(&subject.facts),
     };
     let patience = config.patience();
     let decision = tokio::select! {
@@ -63,6 +65,17 @@ async fn asked(config: &ApprovalConfig, subject: &Subject<'_>, call: &Call) -> O
         Ok(Decision::No { because }) => Some(because),
         Err(_) => Some(format!("nobody answered within {} s", patience.as_secs())),
     }
+}
+
+/// The facts as they are shown: of very many paths the first and the last. Rules have seen all of them.
+fn shown(facts: &Facts) -> Facts {
+    let mut shown = facts.clone();
+    let left_out = shown.paths.len().saturating_sub(MOST_PATHS);
+    if left_out > 0 {
+        let between = MOST_PATHS / 2..MOST_PATHS / 2 + left_out;
+        shown.paths.splice(between, [format!("… {left_out} paths are not shown …")]);
+    }
+    shown
 }
 
 async fn record(subject: &Subject<'_>, ruling: &Ruling, allowed: bool) -> Result<(), ToolError> {
@@ -156,6 +169,7 @@ mod tests {
             backend: None,
             boundary: Boundary::None,
             widens: false,
+            person_only: false,
             details: Vec::new(),
         })
     }

@@ -164,7 +164,15 @@ impl ApprovalConfig {
             Programs::Opaque(_) => vec![Unit::Anything],
         };
         let rulings = units.into_iter().map(|unit| self.first(facts, unit));
-        rulings.max_by_key(|ruling| ruling.verdict).unwrap_or_else(|| default(facts))
+        let strictest = rulings.max_by_key(|ruling| ruling.verdict);
+        let ruling = strictest.unwrap_or_else(|| default(facts));
+        match ruling.verdict {
+            Verdict::Allow if facts.person_only => {
+                let rule = format!("{}, but only a person may allow this", ruling.rule);
+                Ruling { verdict: Verdict::Ask, rule }
+            }
+            Verdict::Allow | Verdict::Ask | Verdict::Deny => ruling,
+        }
     }
 
     fn first(&self, facts: &Facts, unit: Unit<'_>) -> Ruling {

@@ -9,7 +9,8 @@ pub(super) fn commands(line: &str) -> Option<Vec<Vec<String>>> {
     let mut reader = Reader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
     while reader.step()? {}
     reader.end_command(false)?;
-    let certain = reader.commands.iter().all(|argv| plain(argv));
+    let certain =
+        reader.commands.iter().all(|argv| plain(argv)) && !moves_programs(&reader.commands);
     (certain && !reader.commands.is_empty()).then_some(reader.commands)
 }
 
@@ -99,27 +100,36 @@ fn literal(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_-./:,+@%^=".contains(c)
 }
 
-/// Keywords, and builtins that run their arguments or change what later words mean.
+/// Keywords, and builtins that run their arguments, assign variables or change what later words mean.
+/// Those of other shells than bash are among them: whose line it is, is not known for sure.
 const NOT_PROGRAMS: &[&str] = &[
     "",
     ".",
     "alias",
+    "autoload",
     "bg",
     "bind",
     "break",
     "builtin",
+    "caller",
     "case",
+    "chdir",
     "command",
     "compgen",
+    "complete",
+    "compopt",
     "continue",
     "coproc",
     "declare",
+    "dirs",
     "disown",
     "do",
     "done",
     "elif",
     "else",
+    "emulate",
     "enable",
+    "end",
     "esac",
     "eval",
     "exec",
@@ -128,25 +138,41 @@ const NOT_PROGRAMS: &[&str] = &[
     "fc",
     "fg",
     "fi",
+    "float",
     "for",
+    "foreach",
     "function",
+    "functions",
+    "getln",
     "getopts",
     "hash",
+    "history",
     "if",
     "in",
+    "integer",
     "jobs",
     "let",
     "local",
+    "logout",
     "mapfile",
+    "nameref",
+    "nocorrect",
+    "noglob",
+    "popd",
+    "print",
+    "pushd",
     "read",
     "readarray",
     "readonly",
+    "repeat",
     "return",
     "select",
     "set",
+    "setvar",
     "shift",
     "shopt",
     "source",
+    "suspend",
     "then",
     "time",
     "times",
@@ -157,19 +183,71 @@ const NOT_PROGRAMS: &[&str] = &[
     "unalias",
     "unset",
     "until",
+    "vared",
     "wait",
+    "whence",
     "while",
+    "zmodload",
+    "zparseopts",
 ];
 
-/// Whether the first word is a program and nothing else. `-v` makes two builtins set variables, and
-/// even evaluate what their names hold.
+/// Conversions of `printf` that only print. `%n` assigns to the variable that an argument names.
+const PRINTING: &str = "diouxXeEfFgGaAcsbqQ%";
+
+/// Whether the first word is a program, or a builtin that leaves the shell as it is.
 fn plain(argv: &[String]) -> bool {
     let Some((word, arguments)) = argv.split_first() else {
         return false;
     };
-    let sets = matches!(word.as_str(), "printf" | "test")
-        && arguments.iter().any(|argument| argument.starts_with("-v"));
-    !word.contains('=') && !NOT_PROGRAMS.contains(&word.as_str()) && !sets
+    let assigns = match word.as_str() {
+        // `-v` makes it assign, and so does `%n` in its format.
+        "printf" => arguments.iter().any(|one| one.starts_with("-v") || !only_prints(one)),
+        // `-v` and `-R` evaluate what stands in the brackets after a variable's name.
+        "test" => arguments.iter().any(|one| one.starts_with("-v") || one.starts_with("-R")),
+        _ => false,
+    };
+    // `%1` continues a job.
+    let job = word.starts_with('%');
+    !word.contains('=') && !NOT_PROGRAMS.contains(&word.as_str()) && !assigns && !job
+}
+
+/// Whether a text, if it is a format, only prints. What is not known to is a doubt.
+fn only_prints(format: &str) -> bool {
+    let mut rest = format;
+    while let Some(at) = rest.find('%') {
+        let spec = rest[at + 1..]
+            .trim_start_matches(|c: char| "-+ #0'*.$hlLjzt".contains(c) || c.is_ascii_digit());
+        // A format for times, in parentheses.
+        let spec = match spec.strip_prefix('(') {
+            Some(time) => match time.split_once(")T") {
+                Some((_, after)) => {
+                    rest = after;
+                    continue;
+                }
+                None => return false,
+            },
+            None => spec,
+        };
+        match spec.chars().next() {
+            Some(c) if PRINTING.contains(c) => rest = &spec[c.len_utf8()..],
+            // At the very end it is an error, not a conversion.
+            None => return true,
+            Some(_) => return false,
+        }
+    }
+    true
+}
+
+/// Whether a line changes the directory before it starts a program that is named from there: such a
+/// name says nothing about which program it is.
+fn moves_programs(commands: &[Vec<String>]) -> bool {
+    let moved = commands.iter().position(|argv| argv.first().is_some_and(|word| word == "cd"));
+    moved.is_some_and(|at| commands[at..].iter().any(|argv| is_relative(argv)))
+}
+
+/// Whether a program is named from the directory the shell is in.
+pub(super) fn is_relative(argv: &[String]) -> bool {
+    argv.first().is_some_and(|word| word.contains('/') && !word.starts_with('/'))
 }
 
 #[cfg(test)]
@@ -188,6 +266,44 @@ mod tests {
         assert_eq!(argv("a && b | c; d\ne").len(), 5);
         assert_eq!(argv("a;").len(), 1);
         assert_eq!(argv("a ''"), [["a", ""]]);
+        assert_eq!(argv("printf '%s %5d %-3.2f %% %(%F)T %q\\n' x; a").len(), 2);
+        assert_eq!(argv("cd x; make; /bin/a").len(), 3);
+        assert_eq!(argv("./a; cd x").len(), 2);
+    }
+
+    /// Builtins of bash that neither assign nor run nor change anything but the directory.
+    const HARMLESS_BUILTINS: &[&str] =
+        &[":", "[", "cd", "echo", "false", "help", "kill", "printf", "pwd", "test", "true", "type"];
+
+    #[test]
+    fn every_builtin_and_keyword_of_bash_was_thought_about() {
+        let out = std::process::Command::new("/bin/bash")
+            .args(["-c", "compgen -b; compgen -k"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(said.lines().count() > 60, "{said}");
+        for name in said.lines() {
+            // What has such characters in it is never understood as a word.
+            let understood = name.chars().all(literal);
+            let known = NOT_PROGRAMS.contains(&name) || HARMLESS_BUILTINS.contains(&name);
+            assert!(!understood || known, "{name}");
+        }
+    }
+
+    /// Whatever is understood and passes for harmless leaves the shell's variables as they were.
+    #[test]
+    fn no_line_that_is_understood_assigns() {
+        for line in ["printf '%n' PATH", "printf 'ab%s%n' x PATH", "printf '%2$n' x PATH"] {
+            let script = format!("{line} >/dev/null 2>&1; echo \"$PATH\"");
+            let out = std::process::Command::new("/bin/bash")
+                .args(["-c", &script])
+                .env("PATH", "/bin")
+                .output()
+                .unwrap();
+            let same = String::from_utf8_lossy(&out.stdout).trim() == "/bin";
+            assert!(same || commands(line).is_none(), "{line}");
+        }
     }
 
     #[test]
@@ -204,6 +320,26 @@ mod tests {
             "a ;; b",
             "a ;;",
             "printf -v PATH . ; a",
+            "printf '%n' PATH; ls",
+            "printf '%5n' PATH; ls",
+            "printf '%s%ln' x PATH; ls",
+            "printf -- '%*n' 1 PATH; ls",
+            "printf '%(%s)T%n' 0 PATH; ls",
+            "printf '%(%n' PATH; ls",
+            "printf '%%%n' PATH; ls",
+            "test -R x",
+            "wait -p PATH",
+            "read PATH; ls",
+            "mapfile PATH",
+            "readarray PATH",
+            "getopts a PATH",
+            "unset PATH",
+            "complete -C a b",
+            "pushd x",
+            "history -s x",
+            "%1",
+            "cd evil; ./a",
+            "cd evil && bin/a",
             "test -v 'a[$(b)]'",
             "a\n;",
             "| a",

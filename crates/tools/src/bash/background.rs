@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use stockade_core::{Ending, LimitKind, Outcome, Signal, StreamId};
 
-use super::exec::{ended, note};
+use super::exec::{ended, ended_by, note};
 use super::{approved, cut};
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::Bash;
@@ -21,6 +21,8 @@ struct Status {
     command: String,
     state: &'static str,
     exit_code: Option<i32>,
+    /// How it ended: `exit`, `signal`, `limit`, `timeout`, `stopped`, `not-started` or `lost`.
+    ended_by: Option<&'static str>,
     timed_out: bool,
     signal: Option<String>,
     limit_exceeded: Option<LimitKind>,
@@ -157,6 +159,7 @@ fn describe(job: &Job) -> Status {
         command: job.line.clone(),
         state: state(outcome),
         exit_code: outcome.map(|_| exit_code),
+        ended_by: outcome.map(|outcome| ended_by(&outcome.ending)),
         timed_out: outcome.is_some_and(|outcome| outcome.ending == Ending::TimedOut),
         signal,
         limit_exceeded,

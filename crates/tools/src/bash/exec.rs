@@ -26,6 +26,7 @@ struct Executed {
     stdout: String,
     stderr: String,
     exit_code: i32,
+    ended_by: &'static str,
     timed_out: bool,
     truncated: bool,
     signal: Option<String>,
@@ -84,6 +85,7 @@ fn answer(
         stdout,
         stderr,
         exit_code,
+        ended_by: ended_by(&outcome.ending),
         timed_out: outcome.ending == Ending::TimedOut,
         truncated: stdout_cut || stderr_cut || outcome.truncated(),
         signal,
@@ -106,16 +108,31 @@ pub(super) fn ended(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>)
     }
 }
 
-/// What a program that never ran, or was lost, could not say itself.
+/// What a command that was stopped says.
+const STOPPED: &str = "stockade: the command was stopped, and every process of it was killed\n";
+
+/// How it ended, in one word.
+pub(super) const fn ended_by(ending: &Ending) -> &'static str {
+    match ending {
+        Ending::Exited(_) => "exit",
+        Ending::Signalled(_) => "signal",
+        Ending::LimitExceeded(_) => "limit",
+        Ending::TimedOut => "timeout",
+        Ending::Cancelled => "stopped",
+        Ending::StartFailed(_) => "not-started",
+        Ending::Lost(_) => "lost",
+    }
+}
+
+/// What a program that never ran, was stopped, or was lost, could not say itself.
 pub(super) fn note(ending: &Ending) -> Option<String> {
     match ending {
         Ending::StartFailed(failure) => Some(start_failure(failure)),
         Ending::Lost(reason) => Some(format!("stockade: the command was lost: {reason}\n")),
-        Ending::Exited(_)
-        | Ending::Signalled(_)
-        | Ending::LimitExceeded(_)
-        | Ending::TimedOut
-        | Ending::Cancelled => None,
+        Ending::Cancelled => Some(STOPPED.to_owned()),
+        Ending::Exited(_) | Ending::Signalled(_) | Ending::LimitExceeded(_) | Ending::TimedOut => {
+            None
+        }
     }
 }
 

@@ -69,7 +69,11 @@ async fn approved(
     let line = args.command.clone().filter(|line| !line.trim().is_empty());
     let line = line.ok_or_else(|| ToolError::field("command", "is missing"))?;
     let job = place.engine.fresh_job()?;
-    let programs = Programs::of_line(&line).in_chosen_env(!args.env.is_empty());
+    // Before anybody is asked: what would be refused anyway is no question.
+    place.refuse_outside(&args.working_directory.iter().collect::<Vec<_>>()).await?;
+    let programs = Programs::of_line(&line)
+        .in_chosen_env(!args.env.is_empty())
+        .in_chosen_dir(args.working_directory.is_some());
     let facts = Facts { details: details(place, args), ..place.facts("bash", programs, &[]) };
     session.pass(place, Some(&job), facts, call).await?;
     let mut command = Command::program([place.shell().await, "-c", &line]);

@@ -39,16 +39,40 @@ pub(crate) async fn artifacts(
         return Err(ToolError::field("paths", format!("names more than {MOST_FILES} files")));
     }
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let paths: Vec<_> = args.paths.iter().collect();
-    let files = approved(session, &place, "artifacts", &paths, call).await?;
-    unless_cancelled(call, collect(files, &args)).await
+    let mut wanted = Vec::new();
+    for path in &args.paths {
+        let outside = place.leads_outside(path).await?;
+        wanted.push(Wanted { path, refused: outside.map(|error| error.message) });
+    }
+    // What is refused anyway is not asked about, and not fetched whatever it leads to by then.
+    let asked = wanted.iter().filter(|one| one.refused.is_none());
+    let paths: Vec<_> = asked.map(|one| one.path).collect();
+    let files = match paths.is_empty() && !args.paths.is_empty() {
+        true => place.files()?,
+        false => approved(session, &place, "artifacts", &paths, call).await?,
+    };
+    let each = args.max_bytes.unwrap_or(EACH).min(MOST_EACH);
+    unless_cancelled(call, collect(files, &wanted, each)).await
 }
 
-async fn collect(files: &dyn Files, args: &Artifacts) -> Result<ToolAnswer, ToolError> {
-    let each = args.max_bytes.unwrap_or(EACH).min(MOST_EACH);
+/// A file that was asked for, and why it is refused, if it is.
+struct Wanted<'a> {
+    path: &'a SandboxPath,
+    refused: Option<String>,
+}
+
+async fn collect(
+    files: &dyn Files,
+    wanted: &[Wanted<'_>],
+    each: u64,
+) -> Result<ToolAnswer, ToolError> {
     let (mut room, mut images, mut found) = (ALL, Vec::new(), Vec::new());
-    for path in &args.paths {
-        let artifact = match fetch(files, path, each.min(room)).await {
+    for Wanted { path, refused } in wanted {
+        let fetched = match refused {
+            Some(problem) => Err((0, problem.clone())),
+            None => fetch(files, path, each.min(room)).await,
+        };
+        let artifact = match fetched {
             Ok(data) => {
                 room -= data.len() as u64;
                 packed(path, data, &mut images)

@@ -56,6 +56,7 @@ pub(crate) async fn approved_with<'a>(
     details: Vec<Detail>,
     call: &Call,
 ) -> Result<&'a dyn Files, ToolError> {
+    place.refuse_outside(paths).await?;
     let facts = Facts { details, ..place.facts(tool, Programs::NONE, paths) };
     session.pass(place, None, facts, call).await?;
     place.files()

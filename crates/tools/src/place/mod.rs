@@ -8,16 +8,17 @@ mod places;
 mod spool;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use stockade_backends::local;
 use stockade_core::{
-    BackendName, Boundary, Command, Files, JobId, Outcome, Sandbox, SandboxId, SandboxPath,
-    SandboxSpec, StreamId, WORKSPACE_ROOT, Workspace,
+    BackendName, Boundary, Command, EntryKind, ErrorCode, Files, JobId, Outcome, Sandbox,
+    SandboxId, SandboxPath, SandboxSpec, StreamId, WORKSPACE_ROOT, Workspace,
 };
 use stockade_engine::{Engine, Execution, OutputEvent};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit};
 
 pub(crate) use jobs::{Job, Jobs};
 pub(crate) use places::Places;
@@ -26,6 +27,11 @@ use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
 use crate::views::{View, Views};
 use crate::{Call, ToolError};
+
+/// How often it is looked whether walls still stand: they go down without an event.
+const ALIVE_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// How long it may take to hear why they do not.
+const LOST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One place.
 pub(crate) struct Place {
@@ -41,6 +47,12 @@ pub(crate) struct Place {
     /// Where the search program lies in it, once it was put there.
     pub finder: OnceCell<String>,
     sandbox: Arc<dyn Sandbox>,
+    /// Whether it is paused while a person decides.
+    pub paused: AtomicBool,
+    /// Why it was lost, once somebody has asked.
+    lost: OnceCell<Option<String>>,
+    /// Its share of the sandboxes that agents may make.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
     shell: OnceCell<&'static str>,
 }
 
@@ -52,6 +64,7 @@ impl Place {
         views: Option<&Views>,
         spools: PathBuf,
         local: bool,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> Result<Self, ToolError> {
         let view = match views {
             Some(views) => views.take(&mut spec).await?,
@@ -65,18 +78,113 @@ impl Place {
         let (backend, boundary) = engine.walls(&id)?;
         let sandbox = engine.sandbox(&id)?;
         let jobs = Jobs::new(spools.join(id.as_str()));
-        let (finder, shell) = (OnceCell::new(), OnceCell::new());
-        let engine = Arc::clone(engine);
-        Ok(Self { engine, id, spec, backend, boundary, jobs, local, view, finder, sandbox, shell })
+        Ok(Self {
+            engine: Arc::clone(engine),
+            id,
+            spec,
+            backend,
+            boundary,
+            jobs,
+            local,
+            view,
+            finder: OnceCell::new(),
+            sandbox,
+            paused: AtomicBool::new(false),
+            lost: OnceCell::new(),
+            permit: Mutex::new(permit),
+            shell: OnceCell::new(),
+        })
     }
 
     pub(crate) fn files(&self) -> Result<&dyn Files, ToolError> {
         Ok(self.sandbox.files()?)
     }
 
-    /// Whether its walls still stand.
+    /// Whether its walls still stand and something answers behind them.
     pub(crate) fn lives(&self) -> bool {
-        self.engine.sandbox(&self.id).is_ok()
+        self.sandbox.alive() && self.engine.sandbox(&self.id).is_ok()
+    }
+
+    /// Ends it when its walls go down from outside: by `stockade kill`, by a container engine, with a
+    /// far side. So its lease is given back without anybody calling a tool.
+    pub(crate) fn watch(self: &Arc<Self>) {
+        let place = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(ALIVE_POLL_INTERVAL).await;
+                let Some(place) = place.upgrade() else { return };
+                if place.engine.sandbox(&place.id).is_err() {
+                    return;
+                }
+                if !place.sandbox.alive() {
+                    place.why_lost().await;
+                    // What cannot be ended now is tried again by the next call, and reaped at last.
+                    let _ = place.engine.destroy(&place.id).await;
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Why it is lost, as whoever is asked for a file first says.
+    pub(crate) async fn why_lost(&self) -> String {
+        let ask = async {
+            let root = "/".parse::<SandboxPath>().ok()?;
+            let error = self.sandbox.files().ok()?.stat(&root).await.err()?;
+            Some(error.message().to_owned())
+        };
+        let said = || async { tokio::time::timeout(LOST_TIMEOUT, ask).await.ok().flatten() };
+        let why = self.lost.get_or_init(said).await;
+        why.clone().unwrap_or_else(|| "it was ended from outside".to_owned())
+    }
+
+    /// What is lost with it, in words.
+    pub(crate) fn what_is_lost(&self) -> String {
+        let files = match (&self.spec.workspace, &self.view) {
+            (_, Some(view)) => format!(
+                "what was changed in its workspace is kept apart in workspace {id} (`stockade \
+                 workspace diff {id}`), and the new one begins without it",
+                id = view.id
+            ),
+            (Workspace::Local(_), None) => {
+                "its workspace is the user's directory and is there, but for what was being written"
+                    .to_owned()
+            }
+            (Workspace::Ephemeral | Workspace::Overlay(_), None) => {
+                "the files of its workspace are lost".to_owned()
+            }
+        };
+        format!("{files}; files outside the workspace, programs that ran and their output are lost")
+    }
+
+    /// Refuses a path that leads out of the workspace of local execution, before anybody is asked.
+    pub(crate) async fn refuse_outside(&self, paths: &[&SandboxPath]) -> Result<(), ToolError> {
+        for path in paths {
+            if let Some(error) = self.leads_outside(path).await? {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a path leads out of the workspace of local execution, if it does. Whatever else is wrong with
+    /// it is nobody's to know before the call is approved.
+    pub(crate) async fn leads_outside(
+        &self,
+        path: &SandboxPath,
+    ) -> Result<Option<ToolError>, ToolError> {
+        if !self.local {
+            return Ok(None);
+        }
+        let files = self.files()?;
+        let looked = match files.stat(path).await {
+            // Opened, to see where it leads; nothing is read.
+            Ok(entry) if entry.kind == EntryKind::Symlink => files.read(path, 0, 0).await.err(),
+            Ok(_) => None,
+            Err(error) => Some(error),
+        };
+        let outside = looked.filter(|error| error.code() == ErrorCode::PathEscapes);
+        Ok(outside.map(ToolError::from))
     }
 
     /// Ends it, and removes what was kept of its output.
@@ -89,6 +197,8 @@ impl Place {
     /// Lets go of what outlives the walls.
     pub(crate) async fn forget(&self) {
         self.jobs.forget();
+        // Here and not at the drop: whoever watches it may hold it a little longer.
+        self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(view) = &self.view {
             // One that cannot be given back stays listed with its changes.
             let _ = view.give_back().await;
@@ -190,6 +300,7 @@ impl Place {
             backend: Some(self.backend.clone()),
             boundary: self.boundary,
             widens: false,
+            person_only: false,
             details: Vec::new(),
         }
     }

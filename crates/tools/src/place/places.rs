@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use stockade_backends::local::{self, Local};
+use stockade_backends::local::Local;
 use stockade_core::{ErrorCode, SandboxId, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
 use super::Place;
-use crate::{LocalOptions, ToolError, ToolboxOptions, Views};
+use crate::{LocalOptions, Quota, ToolError, ToolboxOptions, Views};
 
 /// The places of one session.
 pub(crate) struct Places {
@@ -19,6 +20,9 @@ pub(crate) struct Places {
     local: Option<LocalOptions>,
     views: Option<Views>,
     state_dir: PathBuf,
+    quota: Quota,
+    /// What the next answer has to say about sandboxes that were lost.
+    notices: std::sync::Mutex<Vec<String>>,
     /// The place of calls that name none, and whether this session is over.
     usual: Mutex<Usual>,
     made: std::sync::Mutex<BTreeMap<SandboxId, Arc<Place>>>,
@@ -38,6 +42,8 @@ impl Places {
             local: options.local.clone(),
             views: options.views.clone(),
             state_dir: options.state_dir.clone(),
+            quota: options.quota.clone(),
+            notices: std::sync::Mutex::default(),
             usual: Mutex::default(),
             made: std::sync::Mutex::default(),
         }
@@ -52,22 +58,24 @@ impl Places {
     }
 
     /// The place a call names, or the usual one, built now if need be.
+    ///
+    /// A usual one that was lost is replaced, and the answer of the call says so; one that was named is
+    /// forgotten, and its loss is the answer.
     pub(crate) async fn find(&self, id: Option<&SandboxId>) -> Result<Arc<Place>, ToolError> {
-        let place = match id {
-            Some(id) => self.named(id).await?,
-            None => self.usual().await?,
-        };
+        let Some(id) = id else { return goes_on(self.usual().await?) };
+        let place = self.named(id).await?;
         if place.lives() {
-            return Ok(place);
+            return goes_on(place);
         }
+        let message = lost(&place).await;
         self.drop_dead(&place).await;
-        let message = format!("sandbox `{}` has ended, and what ran in it with it", place.id);
-        let remedy = if id.is_none() {
-            "call again: a new one is built"
-        } else {
-            "make another with `sandbox_create`"
-        };
-        Err(ToolError::new(ErrorCode::Gone, message).remedy(remedy))
+        Err(ToolError::new(ErrorCode::Gone, message)
+            .remedy("make another with `sandbox_create`, or leave `sandbox_id` out"))
+    }
+
+    /// What there is to say about sandboxes that were lost, once.
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn named(&self, id: &SandboxId) -> Result<Arc<Place>, ToolError> {
@@ -85,11 +93,18 @@ impl Places {
     async fn usual(&self) -> Result<Arc<Place>, ToolError> {
         // Held while it is built, so that concurrent first calls share one.
         let mut usual = self.usual.lock().await;
-        if let Some(place) = &usual.place {
-            return Ok(Arc::clone(place));
+        if let Some(place) = usual.place.clone().filter(|place| place.lives()) {
+            return Ok(place);
         }
         refuse_if(usual.closed)?;
+        if let Some(dead) = usual.place.take() {
+            let told = format!("{}; this call works in a new one", lost(&dead).await);
+            self.notices.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+            // What cannot be ended keeps its lease and is reaped by a later engine.
+            let _ = dead.end().await;
+        }
         let place = Arc::new(self.build_usual().await?);
+        place.watch();
         usual.place = Some(Arc::clone(&place));
         Ok(place)
     }
@@ -97,7 +112,7 @@ impl Places {
     async fn build_usual(&self) -> Result<Place, ToolError> {
         self.sweep().await;
         if let Some(spec) = &self.bound {
-            return self.build(spec.clone()).await;
+            return self.build(spec.clone(), None).await;
         }
         let Some(options) = &self.local else {
             let message = "no sandbox is bound, and none was named";
@@ -105,13 +120,16 @@ impl Places {
                 .remedy("make one with `sandbox_create` and give its id as `sandbox_id`"));
         };
         let engine = self.local_engine().await?;
-        let mut spec = local::spec(options.workspace.clone());
-        spec.env = options.env.clone();
-        Place::build(&engine, spec, None, self.spools(), true).await
+        Place::build(&engine, options.spec(), None, self.spools(), true, None).await
     }
 
-    async fn build(&self, spec: SandboxSpec) -> Result<Place, ToolError> {
-        Place::build(&self.engine, spec, self.views.as_ref(), self.spools(), false).await
+    async fn build(
+        &self,
+        spec: SandboxSpec,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<Place, ToolError> {
+        let views = self.views.as_ref();
+        Place::build(&self.engine, spec, views, self.spools(), false, permit).await
     }
 
     /// An engine with nothing but local execution, on the same journal.
@@ -123,7 +141,9 @@ impl Places {
     /// Builds one more sandbox.
     pub(crate) async fn create(&self, spec: SandboxSpec) -> Result<Arc<Place>, ToolError> {
         refuse_if(self.usual.lock().await.closed)?;
-        let place = Arc::new(self.build(spec).await?);
+        let permit = self.permit().await?;
+        let place = Arc::new(self.build(spec, Some(permit)).await?);
+        place.watch();
         let usual = self.usual.lock().await;
         if let Err(over) = refuse_if(usual.closed) {
             // Whoever closed the session did not see it.
@@ -132,6 +152,18 @@ impl Places {
         }
         self.made().insert(place.id.clone(), Arc::clone(&place));
         Ok(place)
+    }
+
+    /// A share of the quota. Those that were lost make room first.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, ToolError> {
+        if let Ok(permit) = self.quota.take() {
+            return Ok(permit);
+        }
+        let dead: Vec<_> = self.made().values().filter(|place| !place.lives()).cloned().collect();
+        for place in dead {
+            self.drop_dead(&place).await;
+        }
+        self.quota.take()
     }
 
     /// The place of calls that name none, if it was built.
@@ -148,7 +180,11 @@ impl Places {
     /// Ends one.
     pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ToolError> {
         let place = self.named(id).await?;
-        place.end().await?;
+        match place.end().await {
+            // What is lost cannot always be ended; it keeps its lease and is reaped by a later engine.
+            Err(error) if place.lives() => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
         self.drop_dead(&place).await;
         Ok(())
     }
@@ -190,6 +226,22 @@ impl Places {
             }
         }
     }
+}
+
+/// Nothing is started in a sandbox that is paused: it would only wait, and run out of time.
+fn goes_on(place: Arc<Place>) -> Result<Arc<Place>, ToolError> {
+    if place.paused.load(Ordering::Acquire) {
+        let message = format!("sandbox `{}` is paused while a person decides about it", place.id);
+        return Err(ToolError::new(ErrorCode::Denied, message)
+            .remedy("call again when `workspace_apply` has answered"));
+    }
+    Ok(place)
+}
+
+/// That a sandbox was lost, why, and what went with it.
+async fn lost(place: &Place) -> String {
+    let (id, why) = (&place.id, place.why_lost().await);
+    format!("sandbox `{id}` was lost ({why}): {}", place.what_is_lost())
 }
 
 fn refuse_if(closed: bool) -> Result<(), ToolError> {

@@ -165,6 +165,7 @@ async fn allowed(
     path: &SandboxPath,
     call: &Call,
 ) -> Result<(), ToolError> {
+    place.refuse_outside(&[path]).await?;
     session.pass(place, None, place.facts(tool, Programs::NONE, &[path]), call).await
 }
 

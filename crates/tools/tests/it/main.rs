@@ -7,8 +7,10 @@
     reason = "a test fails where a value is missing"
 )]
 
+mod applied;
 mod approval;
 mod bash;
 mod common;
 mod files;
 mod hostile;
+mod lost;

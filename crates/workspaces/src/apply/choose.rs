@@ -1,6 +1,6 @@
 //! Which changes are applied: all that are not held back, and those that were named.
 
-use crate::diff::{Change, ChangeKind, Diff};
+use crate::diff::{Change, Diff};
 use crate::fault::{Fault, Outcome};
 use crate::path::TreePath;
 
@@ -20,19 +20,10 @@ pub(super) fn choose<'a>(diff: &'a Diff, include: &[TreePath]) -> Outcome<Chosen
         });
     }
     let (wanted, held): (Vec<_>, Vec<_>) =
-        diff.changes.iter().partition(|change| is_wanted(change, include));
+        diff.changes.iter().partition(|change| change.is_wanted(include));
     Ok(Chosen { wanted, held: held.iter().map(|change| change.path.clone()).collect() })
 }
 
 fn stands_for_something(diff: &Diff, path: &TreePath) -> bool {
     !path.is_root() && diff.changes.iter().any(|change| change.path.is_within(path))
-}
-
-fn is_wanted(change: &Change, include: &[TreePath]) -> bool {
-    let Some(why) = &change.held else { return true };
-    let named = include.iter().any(|path| change.path.is_within(path));
-    // What is named needs the new directories above it.
-    let fresh = matches!(change.kind, ChangeKind::Added | ChangeKind::TypeChanged);
-    let above = fresh && include.iter().any(|path| path.is_within(&change.path));
-    why.can_be_named() && (named || above)
 }

@@ -40,7 +40,8 @@ pub struct ApplyOptions {
     /// The tree to change, instead of the one the workspace was made from. It must hold what the
     /// workspace began with wherever a change is applied.
     pub to: Option<PathBuf>,
-    /// What was looked at. If that is not what was changed any more, nothing is done.
+    /// What was looked at. If that is not what was changed any more, in any byte, nothing is done: not
+    /// even if it changes while it is being applied (C-23).
     pub seen: Option<Diff>,
 }
 

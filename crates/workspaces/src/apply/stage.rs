@@ -13,6 +13,7 @@ use super::{Trees, recover};
 use crate::attributes;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
+use crate::digest::ContentDigest;
 use crate::fault::{Fault, Outcome, Step};
 use crate::held::leaves;
 use crate::tree::NodeKind;
@@ -163,6 +164,7 @@ impl Stage<'_> {
 
     fn make_link(&self, change: &Change, slot: &str) -> Outcome<()> {
         let target = self.trees.layer.tree().link(&change.path).step("read", &change.path)?;
+        expect_digest(change, ContentDigest::of_bytes(&target))?;
         // Read anew: a guest that still runs may have changed it since it was judged.
         if change.held.is_none() && leaves(self.trees.lower, &change.path, &target) {
             return Err(Fault::Refused {
@@ -182,6 +184,10 @@ impl Stage<'_> {
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::from_raw_mode(0o600));
         let made: File = made.step("create", &change.path)?.into();
         content::copy(&source, &made).step("copy", &change.path)?;
+        if change.digest.is_some() {
+            // Of the copy, which the guest cannot reach: the source may change while it is read.
+            expect_digest(change, ContentDigest::of_file(&made).step("read", &change.path)?)?;
+        }
         self.give(change, slot);
         if now.is_some_and(|now| now.kind == NodeKind::File) {
             self.keep_attributes(change, &made)?;
@@ -227,6 +233,14 @@ impl Stage<'_> {
         self.last.reverse();
         self.steps.append(&mut self.last);
         Ok(self.steps)
+    }
+}
+
+/// Whether what was staged is what was looked at.
+fn expect_digest(change: &Change, staged: ContentDigest) -> Outcome<()> {
+    match change.digest {
+        Some(seen) if seen != staged => Err(Fault::changed_meanwhile(&change.path)),
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -8,13 +8,14 @@ use std::fmt;
 use rustix::fs::Stat;
 use serde::Serialize;
 
+use crate::digest::ContentDigest;
 use crate::held::{self, HeldReason};
 use crate::path::TreePath;
 use crate::tree::NodeKind;
 
 pub(crate) use patch::patch;
 pub use patch::printable;
-pub(crate) use scan::scan;
+pub(crate) use scan::{Contents, scan};
 
 /// Everything that differs, by path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -40,6 +41,9 @@ pub struct Change {
     pub old: Option<Node>,
     /// What is there with the change.
     pub new: Option<Node>,
+    /// The digest of a file's new content or of a link's new target, where contents were read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<ContentDigest>,
     /// How many entries are removed with a directory.
     pub beneath: u64,
     /// Whether it was beneath when the guest began to change it, though it may be gone now.
@@ -91,7 +95,18 @@ impl Change {
     ) -> Self {
         let (old, new) = (old.map(Node::of), new.map(Node::of));
         let held = judge(&path, new.as_ref());
-        Self { path, kind, held, binary: false, old, new, beneath: 0, was_below: false }
+        let digest = None;
+        Self { path, kind, held, binary: false, old, new, digest, beneath: 0, was_below: false }
+    }
+
+    /// Whether `apply` takes it, given what was named.
+    pub(crate) fn is_wanted(&self, include: &[TreePath]) -> bool {
+        let Some(why) = &self.held else { return true };
+        let named = include.iter().any(|path| self.path.is_within(path));
+        // What is named needs the new directories above it.
+        let fresh = matches!(self.kind, ChangeKind::Added | ChangeKind::TypeChanged);
+        let above = fresh && include.iter().any(|path| path.is_within(&self.path));
+        why.can_be_named() && (named || above)
     }
 
     /// Whether the new side is a thing of this kind.
@@ -106,7 +121,11 @@ impl Change {
 }
 
 fn judge(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
-    let named = held::by_name(path).map(HeldReason::RunsCode);
+    let named = match new {
+        Some(_) => held::by_name(path),
+        None => held::by_listed_name(path),
+    };
+    let named = named.map(HeldReason::RunsCode);
     match new.map(|node| node.kind) {
         Some(NodeKind::Special) => Some(HeldReason::Special),
         Some(NodeKind::Symlink) => {
@@ -132,6 +151,18 @@ impl Diff {
             .binary_search_by(|change| change.path.cmp(path))
             .ok()
             .map(|at| &self.changes[at])
+    }
+
+    /// The digest of everything that differs: an approval that names it is bound to the very
+    /// contents (C-23).
+    pub fn digest(&self) -> ContentDigest {
+        // Paths, kinds, modes, sizes and digests always have a JSON form.
+        ContentDigest::of_bytes(&serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    /// The changes that an `apply` with these names brings into the tree.
+    pub fn chosen<'a>(&'a self, include: &'a [TreePath]) -> impl Iterator<Item = &'a Change> {
+        self.changes.iter().filter(|change| change.is_wanted(include))
     }
 
     /// The changes that are held back unless they are named.

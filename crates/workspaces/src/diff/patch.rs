@@ -4,11 +4,13 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use similar::{Algorithm, TextDiff};
 
 use super::{Change, ChangeKind, Diff};
 use crate::content;
-use crate::fault::{Outcome, Step};
+use crate::digest::ContentDigest;
+use crate::fault::{Fault, Outcome, Step};
 use crate::layer::Layer;
 use crate::path::is_deceptive;
 use crate::tree::{NodeKind, Tree};
@@ -48,9 +50,10 @@ fn one(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outco
     header(text, change);
     let old = match change.old.map(|node| node.kind) {
         None => Side::Nothing,
-        Some(NodeKind::File) => {
-            shown(lower.file(&change.path).step("open", &change.path)?, change)?
-        }
+        Some(NodeKind::File) => match lower.file(&change.path) {
+            Err(Errno::ACCESS) => Side::Unshown("a file that cannot be read"),
+            file => shown(file.step("open", &change.path)?, change)?,
+        },
         Some(NodeKind::Symlink) => Side::Text(lower.link(&change.path).step("read", &change.path)?),
         Some(NodeKind::Directory) => Side::Unshown("a directory"),
         Some(NodeKind::Special) => Side::Unshown("a device, fifo or socket"),
@@ -67,8 +70,19 @@ fn one(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outco
         Some(NodeKind::Directory) => Side::Unshown("a directory"),
         Some(NodeKind::Special) => Side::Unshown("a device, fifo or socket"),
     };
+    refuse_another(change, &new)?;
     body(text, change, old, new);
     Ok(())
+}
+
+/// What is shown is what the digest stands for, or nothing is (C-23).
+fn refuse_another(change: &Change, new: &Side) -> Outcome<()> {
+    let (Side::Text(text), Some(digest)) = (new, change.digest) else { return Ok(()) };
+    let read = match change.becomes(NodeKind::Symlink) {
+        true => ContentDigest::of_bytes(text),
+        false => ContentDigest::of_content(text),
+    };
+    if read == digest { Ok(()) } else { Err(Fault::changed_meanwhile(&change.path)) }
 }
 
 fn shown(file: std::fs::File, change: &Change) -> Outcome<Side> {

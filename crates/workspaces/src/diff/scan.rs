@@ -3,6 +3,7 @@
 //! file for its name alone: what a file is was asked first.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::Stat;
@@ -10,15 +11,25 @@ use rustix::io::Errno;
 
 use super::{Change, ChangeKind, Diff};
 use crate::content;
+use crate::digest::ContentDigest;
 use crate::fault::{Fault, Outcome, Step};
 use crate::held::{self, HeldReason};
 use crate::layer::{Index, Layer, is_opaque, is_redirected, is_whiteout};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree, names, stat_at};
-use crate::walk::{visit, visit_open};
+use crate::walk::visit_open;
 
 /// The most changes of one workspace.
 const MOST: usize = 4_000_000;
+
+/// Whether the contents of changed files are read to their end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// Every change of a file or link carries its digest.
+    Digested,
+    /// Only as much as it takes to tell whether they differ.
+    Compared,
+}
 
 /// What of the tree beneath can be seen in a directory of an upper.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,6 +45,7 @@ enum Below {
 struct Scan<'a> {
     lower: &'a Tree,
     layer: &'a Layer,
+    contents: Contents,
     found: Vec<Change>,
     pending: Vec<Pending>,
 }
@@ -47,10 +59,10 @@ struct Pending {
 }
 
 /// Compares a layer with the tree beneath it.
-pub(crate) fn scan(lower: &Tree, layer: &Layer) -> Outcome<Diff> {
+pub(crate) fn scan(lower: &Tree, layer: &Layer, contents: Contents) -> Outcome<Diff> {
     let root = Pending { path: TreePath::root(), below: Below::Merged, change: None };
     let pending = vec![root];
-    let mut scan = Scan { lower, layer, found: Vec::new(), pending };
+    let mut scan = Scan { lower, layer, contents, found: Vec::new(), pending };
     match layer {
         Layer::Upper(upper) => scan.upper(upper)?,
         Layer::Copy(copy, index) => scan.copy(copy, index)?,
@@ -90,7 +102,7 @@ impl Scan<'_> {
     fn upper(&mut self, upper: &Tree) -> Outcome<()> {
         while let Some(Pending { path, below, change }) = self.pending.pop() {
             match upper.dir(&path) {
-                Ok(dir) => self.upper_directory(&path, &dir, below)?,
+                Ok(dir) => self.upper_directory(&path, &dir, below, change)?,
                 Err(Errno::ACCESS | Errno::NAMETOOLONG) => self.unreachable(&path, change)?,
                 Err(errno) => return Err(errno).step("open", &path),
             }
@@ -109,7 +121,13 @@ impl Scan<'_> {
         self.push(change)
     }
 
-    fn upper_directory(&mut self, path: &TreePath, dir: &OwnedFd, below: Below) -> Outcome<()> {
+    fn upper_directory(
+        &mut self,
+        path: &TreePath,
+        dir: &OwnedFd,
+        below: Below,
+        change: Option<usize>,
+    ) -> Outcome<()> {
         if is_redirected(dir) {
             return Err(Fault::Refused {
                 path: path.to_string(),
@@ -122,39 +140,44 @@ impl Scan<'_> {
             Below::Nothing => None,
             Below::Merged | Below::Hidden => self.lower.handle(path).ok(),
         };
-        let names = names(dir).step("list", path)?;
-        for name in &names {
-            let child = path.join(name);
-            let Some(new) = stat_at(dir, name).step("look at", &child)? else { continue };
-            let old = self.under(&under, name, &child)?;
+        // Everything in it is looked at before anything is noted: of a directory that can be listed
+        // but not entered (mode 0400), or that is closed beneath, nothing is applied.
+        let seen = list_entries(dir, under.as_ref()).and_then(|seen| {
+            let gone = match below {
+                Below::Hidden => self.hidden(path, &seen)?,
+                Below::Nothing | Below::Merged => Vec::new(),
+            };
+            Ok((seen, gone))
+        });
+        let (seen, gone) = match seen {
+            Err(Errno::ACCESS) => return self.unreachable(path, change),
+            seen => seen.step("list", path)?,
+        };
+        for (name, new, old) in seen {
+            let child = path.join(&name);
             match is_whiteout(&new) {
                 true => self.maybe_removed(child, old)?,
                 false => self.entry(child, &new, old.as_ref(), below)?,
             }
         }
-        match below {
-            Below::Hidden => self.hidden(path, &names),
-            Below::Nothing | Below::Merged => Ok(()),
-        }
-    }
-
-    fn under(&self, dir: &Option<OwnedFd>, name: &[u8], path: &TreePath) -> Outcome<Option<Stat>> {
-        match dir {
-            Some(dir) => stat_at(dir, name).step("look at", path),
-            None => Ok(None),
-        }
+        gone.into_iter().try_for_each(|(child, old)| self.maybe_removed(child, old))
     }
 
     /// What an opaque directory hides is gone, unless it was made again.
-    fn hidden(&mut self, path: &TreePath, shown: &[Vec<u8>]) -> Outcome<()> {
-        for name in self.lower.names(path).step("list", path)? {
-            if shown.binary_search(&name).is_err() {
+    fn hidden(
+        &self,
+        path: &TreePath,
+        shown: &[Entry],
+    ) -> rustix::io::Result<Vec<(TreePath, Option<Stat>)>> {
+        let mut gone = Vec::new();
+        for name in self.lower.names(path)? {
+            if shown.binary_search_by(|(known, ..)| known.cmp(&name)).is_err() {
                 let child = path.join(&name);
-                let old = self.lower.stat(&child).step("look at", &child)?;
-                self.maybe_removed(child, old)?;
+                let old = self.lower.stat(&child)?;
+                gone.push((child, old));
             }
         }
-        Ok(())
+        Ok(gone)
     }
 
     fn copy(&mut self, copy: &Tree, index: &Index) -> Outcome<()> {
@@ -171,8 +194,13 @@ impl Scan<'_> {
             Ok(())
         })?;
         for (path, new) in found {
-            let old = self.lower.stat(&path).step("look at", &path)?;
-            self.entry(path, &new, old.as_ref(), Below::Nothing)?;
+            match self.lower.stat(&path) {
+                Err(Errno::ACCESS) => self.unreachable(&path, None)?,
+                old => {
+                    let old = old.step("look at", &path)?;
+                    self.entry(path, &new, old.as_ref(), Below::Nothing)?;
+                }
+            }
         }
         self.pending.clear();
         let closed: HashSet<_> = closed.into_iter().collect();
@@ -200,8 +228,10 @@ impl Scan<'_> {
             if above.is_none_or(|stat| NodeKind::of(&stat) != NodeKind::Directory) {
                 continue;
             }
-            let old = self.lower.stat(path).step("look at", path)?;
-            self.maybe_removed(path.clone(), old)?;
+            match self.lower.stat(path) {
+                Err(Errno::ACCESS) => self.unreachable(path, None)?,
+                old => self.maybe_removed(path.clone(), old.step("look at", path)?)?,
+            }
         }
         Ok(())
     }
@@ -259,9 +289,12 @@ impl Scan<'_> {
             }
             opened => opened?,
         };
+        if self.contents == Contents::Digested {
+            let digest = ContentDigest::of_file(&file).step("read", &change.path)?;
+            change.digest = Some(digest);
+        }
         if change.kind == ChangeKind::Changed {
-            let under = self.lower.file(&change.path).step("open", &change.path)?;
-            if content::same(&under, &file).step("compare", &change.path)? {
+            if self.is_same(&change.path, &file)? {
                 change.kind = ChangeKind::ModeChanged;
                 let same = change.old.map(|node| node.mode) == change.new.map(|node| node.mode);
                 return if same { Ok(()) } else { self.push(change) };
@@ -272,6 +305,14 @@ impl Scan<'_> {
         self.with_removed(change)
     }
 
+    /// Whether the file beneath has the same content. One that cannot be read is another.
+    fn is_same(&self, path: &TreePath, file: &File) -> Outcome<bool> {
+        match self.lower.file(path) {
+            Err(Errno::ACCESS) => Ok(false),
+            under => content::same(&under.step("open", path)?, file).step("compare", path),
+        }
+    }
+
     fn link(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> Outcome<()> {
         let target = self.layer.tree().link(&path).step("read", &path)?;
         let kind = kind_of(old, NodeKind::Symlink);
@@ -280,6 +321,7 @@ impl Scan<'_> {
         }
         let leaves = held::leaves(self.lower, &path, &target);
         let mut change = Change::new(path, kind, old, Some(new));
+        change.digest = Some(ContentDigest::of_bytes(&target));
         if leaves {
             change.held.get_or_insert(HeldReason::LeavesTree);
         }
@@ -299,9 +341,9 @@ impl Scan<'_> {
     fn with_removed(&mut self, mut change: Change) -> Outcome<()> {
         if change.was(NodeKind::Directory) && !change.becomes(NodeKind::Directory) {
             let mut first = None;
-            visit(self.lower, &change.path, |path, _| {
+            let closed = visit_open(self.lower, &change.path, |path, _| {
                 change.beneath += 1;
-                if first.is_none() && held::by_name(path).is_some() {
+                if first.is_none() && held::is_listed(path) {
                     first = Some(path.clone());
                 }
                 Ok(())
@@ -309,9 +351,29 @@ impl Scan<'_> {
             if let Some(path) = first {
                 change.held.get_or_insert(HeldReason::Contains(path));
             }
+            if !closed.is_empty() {
+                change.held = Some(HeldReason::OutOfReach);
+            }
         }
         self.push(change)
     }
+}
+
+/// A name in a directory of an upper, what it is there, and what it is beneath.
+type Entry = (Vec<u8>, Stat, Option<Stat>);
+
+/// Everything in a directory, sorted by name. What disappears meanwhile is passed over.
+fn list_entries(dir: &OwnedFd, under: Option<&OwnedFd>) -> rustix::io::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    for name in names(dir)? {
+        let Some(new) = stat_at(dir, &name)? else { continue };
+        let old = match under {
+            Some(under) => stat_at(under, &name)?,
+            None => None,
+        };
+        entries.push((name, new, old));
+    }
+    Ok(entries)
 }
 
 fn kind_of(old: Option<&Stat>, new: NodeKind) -> ChangeKind {

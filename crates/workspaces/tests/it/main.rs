@@ -7,6 +7,7 @@
     reason = "a test fails where a value is missing"
 )]
 
+mod approved;
 mod common;
 mod hostile;
 mod kernel;

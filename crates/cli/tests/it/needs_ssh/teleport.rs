@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
+use crate::common;
 use crate::common::Done;
 use crate::common::lasting::{Lasting, eventually};
 use crate::machines;

@@ -1,10 +1,12 @@
-//! Who gets in: the right path and the right token, checked before anything of a request is read.
-//! Where it comes from (`Host`, `Origin`) is checked by the protocol's own service behind this.
+//! Who gets in: a plain request for the right path with the right token, checked before anything of
+//! its body is read. What can be read in two ways (a second `Host`, a user in front of it, a whole URL
+//! in the request line) is refused here; whether `Host` and `Origin` are ours is checked by the
+//! protocol's own service behind this.
 
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
@@ -17,6 +19,8 @@ pub struct Guard(Token);
 /// Why somebody does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
+    /// It does not say in one way only whom it is for, or where it comes from.
+    Ambiguous,
     /// There is nothing at that path.
     NoSuchPath,
     /// No token, or another one.
@@ -29,6 +33,9 @@ impl Guard {
     }
 
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+        if !is_plain(request) {
+            return Err(Refusal::Ambiguous);
+        }
         if request.uri().path() != PATH {
             return Err(Refusal::NoSuchPath);
         }
@@ -40,6 +47,21 @@ impl Guard {
     }
 }
 
+/// Whether a request names its host once, as a name or address with or without a port, and its origin
+/// at most once. A URL in the request line would be a second name for the host.
+fn is_plain<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    let mut hosts = headers.get_all(HOST).iter();
+    let host = hosts.next().is_some_and(|host| is_host(host.as_bytes())) && hosts.next().is_none();
+    let origin = headers.get_all(ORIGIN).iter().count() <= 1;
+    request.uri().authority().is_none() && request.uri().scheme().is_none() && host && origin
+}
+
+fn is_host(host: &[u8]) -> bool {
+    let part = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte);
+    !host.is_empty() && host.iter().all(part)
+}
+
 fn bearer(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
@@ -48,6 +70,10 @@ fn bearer(value: &HeaderValue) -> Option<&str> {
 impl From<Refusal> for Response<BoxBody<Bytes, Infallible>> {
     fn from(refusal: Refusal) -> Self {
         let (status, text) = match refusal {
+            Refusal::Ambiguous => (
+                StatusCode::BAD_REQUEST,
+                "name the host once, in one `Host` header, and only the path in the request line\n",
+            ),
             Refusal::NoSuchPath => (StatusCode::NOT_FOUND, "there is nothing here but /mcp\n"),
             Refusal::NoToken => {
                 (StatusCode::UNAUTHORIZED, "send the token: `Authorization: Bearer TOKEN`\n")
@@ -57,6 +83,8 @@ impl From<Refusal> for Response<BoxBody<Bytes, Infallible>> {
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        // Who was not let in does not stay.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
         if refusal == Refusal::NoToken {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -70,7 +98,7 @@ mod tests {
 
     fn asked(path: &str, given: &[&str]) -> Result<(), Refusal> {
         let token = Token::try_from("0123456789abcdef".to_owned()).unwrap();
-        let mut request = Request::builder().uri(path);
+        let mut request = Request::builder().uri(path).header(HOST, "127.0.0.1:80");
         for value in given {
             request = request.header(AUTHORIZATION, *value);
         }
@@ -81,6 +109,36 @@ mod tests {
     fn the_token_opens_the_one_path() {
         assert_eq!(asked("/mcp", &["Bearer 0123456789abcdef"]), Ok(()));
         assert_eq!(asked("/mcp?x=1", &["bearer 0123456789abcdef"]), Ok(()));
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_refused() {
+        let asked = |uri: &str, headers: &[(&str, &str)]| {
+            let token = Token::try_from("0123456789abcdef".to_owned()).unwrap();
+            let mut request = Request::builder().uri(uri);
+            request = request.header(AUTHORIZATION, "Bearer 0123456789abcdef");
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            Guard::new(token).check(&request.body(()).unwrap())
+        };
+        for host in ["localhost", "127.0.0.1:8080", "[::1]:80", "my-host.example"] {
+            assert_eq!(asked("/mcp", &[("host", host)]), Ok(()), "{host}");
+        }
+        for headers in [
+            &[][..],
+            &[("host", "")],
+            &[("host", "evil@127.0.0.1")],
+            &[("host", "127.0.0.1/x")],
+            &[("host", "127.0.0.1, evil")],
+            &[("host", "127.0.0.1"), ("host", "127.0.0.1")],
+            &[("host", "127.0.0.1"), ("host", "evil")],
+            &[("host", "127.0.0.1"), ("origin", "http://127.0.0.1"), ("origin", "http://evil")],
+        ] {
+            assert_eq!(asked("/mcp", headers), Err(Refusal::Ambiguous), "{headers:?}");
+        }
+        let absolute = asked("http://evil/mcp", &[("host", "127.0.0.1")]);
+        assert_eq!(absolute, Err(Refusal::Ambiguous));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The protocol on HTTP. Whoever connects must know the token; where a request comes from is checked
-//! as well, since a browser can be made to send one. Connections, sessions and bodies are bounded.
+//! as well, since a browser can be made to send one. Connections, sessions and bodies are bounded; those
+//! that have not shown the token share no bound with those that have.
 
 mod guard;
+mod lobby;
 mod token;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +18,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::guard::Guard;
+use self::lobby::{Lobby, Visit};
 pub use self::token::{Token, TokenError};
 use super::desk::Desk;
 use super::handler::Handler;
@@ -29,6 +32,15 @@ use super::handler::Handler;
 pub const PATH: &str = "/mcp";
 /// How long a client may take to say what it wants.
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
+/// The pages of this machine, on any port.
+const LOOPBACK_ORIGINS: [&str; 6] = [
+    "http://localhost:*",
+    "http://127.0.0.1:*",
+    "http://[::1]:*",
+    "https://localhost:*",
+    "https://127.0.0.1:*",
+    "https://[::1]:*",
+];
 /// Memory for the head of a request.
 const HEAD_BYTES: usize = 64 << 10;
 /// After a connection could not be accepted: most likely there are too many open files.
@@ -41,13 +53,14 @@ pub struct HttpOptions {
     pub token: Token,
     /// The names of this server, beside the loopback ones. Others are refused in `Host`.
     pub hosts: Vec<String>,
-    /// Pages that may send requests. None, usually: only browsers say where they come from.
+    /// Pages that may send requests, beside those of this machine. None, usually: only browsers say
+    /// where they come from.
     pub origins: Vec<String>,
     /// A session without a request for this long ends, with its sandboxes.
     pub idle: Duration,
     /// The longest request.
     pub body: usize,
-    /// Connections at once; more wait.
+    /// Connections at once that have shown the token; more wait.
     pub connections: usize,
 }
 
@@ -75,18 +88,19 @@ pub async fn serve(
     end: CancellationToken,
 ) {
     let service = service(&desk, &options, end.child_token());
-    let guard = Arc::new(Guard::new(options.token.clone()));
-    let places = Arc::new(Semaphore::new(options.connections));
+    let door = Door {
+        guard: Arc::new(Guard::new(options.token.clone())),
+        slots: Arc::new(Semaphore::new(options.connections)),
+        service,
+    };
+    let lobby = Arc::new(Lobby::default());
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-            let Some(stream) = accept(&listener).await else { continue };
-            let served = connection(stream, Arc::clone(&guard), service.clone(), end.clone());
-            connections.spawn(async move {
-                served.await;
-                drop(place);
-            });
+            // Without a slot: a slot is for who has shown the token.
+            let Some((stream, peer)) = accept(&listener).await else { continue };
+            let visit = Arc::clone(&lobby).enter(peer);
+            connections.spawn(connection(stream, visit, door.clone(), end.clone()));
         }
     };
     tokio::select! {
@@ -101,9 +115,11 @@ pub async fn serve(
 fn service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken) -> Service {
     let loopback = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let hosts = loopback.into_iter().chain(options.hosts.iter().cloned());
+    // A page of this machine may ask; without the token it gets as far as any other.
+    let origins = LOOPBACK_ORIGINS.map(str::to_owned).into_iter();
     let config = StreamableHttpServerConfig::default()
         .with_allowed_hosts(hosts)
-        .with_allowed_origins(options.origins.iter().cloned())
+        .with_allowed_origins(origins.chain(options.origins.iter().cloned()))
         .enforce_origin_validation()
         .with_max_request_body_bytes(options.body)
         .with_cancellation_token(end);
@@ -116,9 +132,9 @@ fn service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken) -> S
     StreamableHttpService::new(open, Arc::new(manager), config)
 }
 
-async fn accept(listener: &TcpListener) -> Option<TcpStream> {
+async fn accept(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
     match listener.accept().await {
-        Ok((stream, _)) => Some(stream),
+        Ok((stream, peer)) => Some((stream, peer.ip())),
         Err(_) => {
             tokio::time::sleep(BREATH).await;
             None
@@ -126,19 +142,28 @@ async fn accept(listener: &TcpListener) -> Option<TcpStream> {
     }
 }
 
-async fn connection(
-    stream: TcpStream,
+/// What every connection is let in by.
+#[derive(Clone)]
+struct Door {
     guard: Arc<Guard>,
+    slots: Arc<Semaphore>,
     service: Service,
-    end: CancellationToken,
-) {
+}
+
+async fn connection(stream: TcpStream, visit: Visit, door: Door, end: CancellationToken) {
+    let turned_out = visit.turned_out();
+    let visit = Arc::new(visit);
+    // Held for as long as the connection lasts, from its first request with the token on.
+    let slot = Arc::new(OnceCell::new());
     let answer = service_fn(move |request: http::Request<Incoming>| {
-        let (guard, service) = (Arc::clone(&guard), service.clone());
+        let (door, visit, slot) = (door.clone(), Arc::clone(&visit), Arc::clone(&slot));
         async move {
-            Ok::<_, Infallible>(match guard.check(&request) {
-                Ok(()) => service.handle(request).await,
-                Err(refusal) => refusal.into(),
-            })
+            if let Err(refusal) = door.guard.check(&request) {
+                return Ok::<_, Infallible>(refusal.into());
+            }
+            visit.leave();
+            slot.get_or_init(|| Arc::clone(&door.slots).acquire_owned()).await;
+            Ok(door.service.handle(request).await)
         }
     });
     let mut builder = http1::Builder::new();
@@ -147,6 +172,7 @@ async fn connection(
     tokio::select! {
         // A client that breaks off is no business of ours.
         _ = served => {}
+        () = turned_out.cancelled() => {}
         () = end.cancelled() => {}
     }
 }

@@ -11,6 +11,7 @@ fn facts(line: &str, boundary: Boundary) -> Facts {
         backend: None,
         boundary,
         widens: false,
+        person_only: false,
         details: Vec::new(),
     }
 }

@@ -7,7 +7,6 @@
     reason = "each test file uses a part; a test fails where a value is missing"
 )]
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -100,7 +99,7 @@ impl Bench {
         match place {
             Where::Native | Where::Landlock => options.bound = Some(spec),
             Where::Local => {
-                options.local = Some(LocalOptions { workspace: host, env: BTreeMap::new() });
+                options.local = Some(LocalOptions::at(host));
                 // What is asked about locally is tested by itself.
                 options.approval = allow_everything();
             }

@@ -1,17 +1,14 @@
 //! What Stockade makes on the host is its user's alone from the first instant, whatever the umask (C-07), and
 //! what it makes for the caller is as the caller's umask says.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
-
-mod common;
-
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::lasting::Lasting;
-use common::{Place, command_lines, finish, start, wait};
+use crate::common;
+use crate::common::lasting::Lasting;
+use crate::common::{Place, command_lines, finish, start, wait};
 
 /// The same command under another umask.
 fn under(umask: &str, command: &Command) -> Command {

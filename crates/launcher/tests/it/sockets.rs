@@ -1,14 +1,11 @@
 //! Sockets that have a path: those of the host are out of reach in whatever view they lie, and those of the
 //! sandbox work (C-25). As root and as an ordinary user, on the real kernel.
-#![allow(clippy::unwrap_used)] // a helper that fails is a test that fails
-
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
-use common::{Owner, directory, for_each_owner, give, launch, local};
+use crate::common;
+use crate::common::{Owner, directory, for_each_owner, give, launch, local};
 use serde_json::{Value, json};
 use stockade_launcher::{LaunchPlan, Launcher, Mount, Network};
 

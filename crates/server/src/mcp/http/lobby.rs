@@ -1,0 +1,132 @@
+//! Connections that have not shown the token yet. There is room for a number of them from each peer and
+//! in all; where it is full, the oldest of the peer that has the most makes room. So whoever only
+//! connects keeps nobody out: a client with the token shows it at once and is gone from here.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+/// Connections without the token, of all peers and of each.
+const MAX_UNPROVEN: usize = 256;
+const MAX_UNPROVEN_PER_PEER: usize = 128;
+
+/// Connections that have not shown the token yet.
+#[derive(Debug, Default)]
+pub(super) struct Lobby(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// Oldest first.
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    peer: IpAddr,
+    turned_out: CancellationToken,
+}
+
+/// One connection's time in the lobby; over when it is dropped.
+pub(super) struct Visit {
+    lobby: Arc<Lobby>,
+    number: u64,
+    turned_out: CancellationToken,
+}
+
+impl Lobby {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a connection in, and turns another out where there is no room.
+    pub(super) fn enter(self: Arc<Self>, peer: IpAddr) -> Visit {
+        let turned_out = CancellationToken::new();
+        let mut state = self.state();
+        state.make_room(peer);
+        let number = state.next;
+        state.next += 1;
+        state.waiting.push(Waiting { number, peer, turned_out: turned_out.clone() });
+        drop(state);
+        Visit { lobby: self, number, turned_out }
+    }
+}
+
+impl State {
+    fn make_room(&mut self, peer: IpAddr) {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        self.waiting.iter().for_each(|one| *counts.entry(one.peer).or_default() += 1);
+        let own = counts.get(&peer).is_some_and(|count| *count >= MAX_UNPROVEN_PER_PEER);
+        let full = self.waiting.len() >= MAX_UNPROVEN;
+        let greediest = counts.iter().max_by_key(|(_, count)| **count).map(|(peer, _)| *peer);
+        let from = if own { Some(peer) } else { greediest.filter(|_| full) };
+        let oldest = from.and_then(|from| self.waiting.iter().position(|one| one.peer == from));
+        if let Some(at) = oldest {
+            self.waiting.remove(at).turned_out.cancel();
+        }
+    }
+}
+
+impl Visit {
+    /// Cancelled when the connection has to make room.
+    pub(super) fn turned_out(&self) -> CancellationToken {
+        self.turned_out.clone()
+    }
+
+    /// The token was shown. Idempotent.
+    pub(super) fn leave(&self) {
+        self.lobby.state().waiting.retain(|one| one.number != self.number);
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[test]
+    fn who_only_connects_makes_room_oldest_first() {
+        let lobby = Arc::new(Lobby::default());
+        let mut crowd: Vec<_> =
+            (0..MAX_UNPROVEN_PER_PEER).map(|_| Arc::clone(&lobby).enter(peer(1))).collect();
+        assert!(crowd.iter().all(|visit| !visit.turned_out.is_cancelled()));
+        let one_more = Arc::clone(&lobby).enter(peer(1));
+        assert!(crowd[0].turned_out.is_cancelled() && !crowd[1].turned_out.is_cancelled());
+        assert!(!one_more.turned_out.is_cancelled());
+        crowd.remove(1).leave();
+        drop(Arc::clone(&lobby).enter(peer(1)));
+        assert_eq!(lobby.state().waiting.len(), MAX_UNPROVEN_PER_PEER - 1);
+    }
+
+    #[test]
+    fn a_crowd_of_one_peer_does_not_turn_out_another() {
+        let lobby = Arc::new(Lobby::default());
+        let quiet = Arc::clone(&lobby).enter(peer(9));
+        let _crowd: Vec<_> = (0..MAX_UNPROVEN as u32 * 3)
+            .map(|at| Arc::clone(&lobby).enter(peer((at % 3) as u8)))
+            .collect();
+        assert!(!quiet.turned_out.is_cancelled());
+        assert!(lobby.state().waiting.len() <= MAX_UNPROVEN);
+    }
+
+    #[test]
+    fn who_has_shown_the_token_is_never_turned_out() {
+        let lobby = Arc::new(Lobby::default());
+        let client = Arc::clone(&lobby).enter(peer(1));
+        client.leave();
+        let _crowd: Vec<_> = (0..700).map(|_| Arc::clone(&lobby).enter(peer(1))).collect();
+        assert!(!client.turned_out.is_cancelled());
+    }
+}
