@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::ordinary;
 use crate::{ordinary, sample};
 use rustix::process::{Pid, Signal, kill_process};
 use stockade_backends::native::Native;

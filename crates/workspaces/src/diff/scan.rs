@@ -293,12 +293,10 @@ impl Scan<'_> {
             let digest = ContentDigest::of_file(&file).step("read", &change.path)?;
             change.digest = Some(digest);
         }
-        if change.kind == ChangeKind::Changed {
-            if self.is_same(&change.path, &file)? {
-                change.kind = ChangeKind::ModeChanged;
-                let same = change.old.map(|node| node.mode) == change.new.map(|node| node.mode);
-                return if same { Ok(()) } else { self.push(change) };
-            }
+        if change.kind == ChangeKind::Changed && self.is_same(&change.path, &file)? {
+            change.kind = ChangeKind::ModeChanged;
+            let same = change.old.map(|node| node.mode) == change.new.map(|node| node.mode);
+            return if same { Ok(()) } else { self.push(change) };
         }
         change.binary = content::is_binary(&file).step("read", &change.path)?;
         change.was_below = old.is_none() && self.layer.was_below(&change.path);

@@ -6,7 +6,6 @@ use std::process::Command;
 
 use crate::common;
 use crate::common::{Place, brief, done, open, ordinary, wait, whiteout, write};
-use crate::ordinary;
 use stockade_core::ErrorCode;
 use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
 use stockade_workspaces::{
