@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{CWD, Mode as Access, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode as Access, OFlags, ResolveFlags, openat};
 use sha2::{Digest as _, Sha256};
+use stockade_agent::agent::open_beneath;
 use stockade_core::{Bytes, Exit, ExitStatus, Limits, Span, StartFailure};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::cli::OutputFile;
@@ -166,7 +167,7 @@ fn openings(order: &Order) -> wasmtime::Result<Openings> {
         .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = Arc::new(openat2(&place.dir, rest, flags, Access::empty(), within)?);
+    let dir = Arc::new(open_beneath(&place.dir, rest, flags, Access::empty(), within)?);
     let read_only = place.read_only;
     openings.push(Opening { dir, at: ".".into(), read_only });
     Openings::of(&openings)

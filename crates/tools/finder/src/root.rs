@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat};
 use rustix::io::Errno;
+use stockade_agent::agent::open_beneath;
 use stockade_finder::Failure;
 
 use crate::Refused;
@@ -62,7 +63,7 @@ fn resolve(
     let within = within | ResolveFlags::NO_MAGICLINKS;
     let mut result = Err(Errno::AGAIN);
     for _ in 0..TRIES {
-        result = openat2(base, path, flags | OFlags::CLOEXEC, Mode::empty(), within);
+        result = open_beneath(base, path, flags | OFlags::CLOEXEC, Mode::empty(), within);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }

@@ -13,7 +13,7 @@ mod walk;
 use std::fs::File;
 
 pub use failure::Failure;
-pub use resolve::Roots;
+pub use resolve::{Roots, open_beneath};
 
 use super::link::Link;
 use crate::protocol::{FileRequest, FromAgent};

@@ -78,7 +78,7 @@ fn resolve(
     let within = within | ResolveFlags::NO_MAGICLINKS;
     let mut result = Err(Errno::AGAIN);
     for _ in 0..TRIES {
-        result = open(&dir, path, flags | OFlags::CLOEXEC, mode, within);
+        result = open_beneath(&dir, path, flags | OFlags::CLOEXEC, mode, within);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }
@@ -86,8 +86,9 @@ fn resolve(
     result
 }
 
-/// By the kernel in one go, or step by step where it cannot.
-fn open(
+/// Opens a path beneath a directory: by the kernel in one go, or name by name where it has no `openat2` or a
+/// filter refuses it.
+pub fn open_beneath(
     dir: impl AsFd,
     path: &str,
     flags: OFlags,
