@@ -94,12 +94,8 @@ pub(crate) async fn apply(
     refuse_while_running(&place)?;
     let include: Vec<_> = args.include.iter().map(|path| named(path)).collect::<Result<_, _>>()?;
     let paused = Paused::pause(&place).await?;
-    let diff = view.diff().await?;
-    session.pass(&place, None, facts(&place, &diff, &include), call).await?;
-    // Not stopped half-way: it would only have to be undone.
-    // Nothing but what was asked about: a program could have gone on writing meanwhile.
-    let options = ApplyOptions { include, seen: Some(diff), to: None };
-    let applied = view.apply(options).await;
+    let applied = approve_and_apply(session, &place, view, include, call).await;
+    // Before the answer: the next call finds it going on.
     paused.resume().await;
     match applied? {
         Application::Applied(applied) => {
@@ -109,6 +105,21 @@ pub(crate) async fn apply(
         }
         Application::Conflict { conflicts } => Err(conflict(&conflicts)),
     }
+}
+
+/// Applies nothing but what was asked about: a program could have gone on writing meanwhile.
+async fn approve_and_apply(
+    session: &Session,
+    place: &Place,
+    view: &View,
+    include: Vec<TreePath>,
+    call: &Call,
+) -> Result<Application, ToolError> {
+    let diff = view.diff().await?;
+    session.pass(place, None, facts(place, &diff, &include), call).await?;
+    // Not stopped half-way: it would only have to be undone.
+    let options = ApplyOptions { include, seen: Some(diff), to: None };
+    Ok(view.apply(options).await?)
 }
 
 fn view(place: &Arc<Place>) -> Result<&View, ToolError> {
