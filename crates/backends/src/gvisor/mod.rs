@@ -21,6 +21,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
@@ -262,12 +263,11 @@ impl Inner {
                 let _ = tokio::time::timeout(DEADLINE, running::ended(&pidfd)).await;
             }
         }
-        match find::pids().find(|pid| meant(*pid)) {
-            Some(_) => {
-                Err(running::left_behind(&NAME, id, "a process of the runtime does not end"))
-            }
-            None => Ok(()),
+        if find::pids().any(meant) {
+            return Err(running::left_behind(&NAME, id, "a process of the runtime does not end"));
         }
+        let closed = tokio::time::timeout(DEADLINE, control_socket_closed(id)).await;
+        closed.map_err(|_| running::left_behind(&NAME, id, "the runtime's socket stays open"))
     }
 
     /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
@@ -279,6 +279,25 @@ impl Inner {
             }
         };
         self.swept.get_or_init(|| sweep).await;
+    }
+}
+
+/// How often to look whether the runtime's control socket is closed.
+const SOCKET_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Waits until the control socket of a sandbox's runtime is closed. A process loses its arguments before its
+/// descriptors when it dies, so that one which is no longer found by its arguments may still be dying.
+async fn control_socket_closed(id: &SandboxId) {
+    let name = format!("@runsc-sandbox.{id}");
+    let is_open = || {
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        sockets
+            .lines()
+            .filter_map(|line| line.split(' ').next_back())
+            .any(|it| it.starts_with(&name))
+    };
+    while is_open() {
+        tokio::time::sleep(SOCKET_POLL_INTERVAL).await;
     }
 }
 

@@ -13,9 +13,10 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
-/// How many directories are looked into below each other, all held open: nothing anybody works with is that
-/// deep.
-const MAX_DEPTH: usize = 256;
+/// How many directories are looked into below each other: nothing anybody works with is that deep.
+const MAX_DEPTH: usize = 8192;
+/// How many of them are held open, the deepest ones. The others are opened again from below.
+const MAX_OPEN_DIRECTORIES: usize = 64;
 /// How often a directory is listed until every entry of it was looked at.
 const MAX_LISTINGS: usize = 64;
 
@@ -77,33 +78,51 @@ fn id(found: &Stat) -> FileId {
 pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
     let mut usage = Usage::default();
     let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return Some(usage) };
-    let mut open = vec![Listing::of(first)];
-    while let Some(listing) = open.last_mut() {
+    let mut levels = vec![Listing::of(first)];
+    loop {
+        let depth = levels.len();
+        let Some(listing) = levels.last_mut() else { return Some(usage) };
         if !wanted() {
             return None;
         }
         match listing.next_directory(&mut usage) {
-            Ok(Some(_)) if open.len() >= MAX_DEPTH => usage.make_endless(),
-            Ok(Some(below)) => open.push(Listing::of(below)),
-            Ok(None) => drop(open.pop()),
+            Ok(Some(_)) if depth >= MAX_DEPTH => usage.make_endless(),
+            Ok(Some(below)) => descend(&mut levels, below),
+            Ok(None) => ascend(&mut levels, &mut usage),
             Err(_) => {
-                hide(open.pop(), &mut usage);
+                listing.hide(&mut usage);
+                ascend(&mut levels, &mut usage);
             }
         }
     }
-    Some(usage)
 }
 
-/// A directory whose entries cannot be listed any more.
-fn hide(listing: Option<Listing>, usage: &mut Usage) {
-    if let Some(found) = listing.and_then(|listing| fstat(&listing.directory).ok()) {
-        usage.hide(&found);
+/// Goes on in a directory below the last one, and closes the one that is far enough above.
+fn descend(levels: &mut Vec<Listing>, below: OwnedFd) {
+    levels.push(Listing::of(below));
+    if let Some(above) = levels.len().checked_sub(MAX_OPEN_DIRECTORIES + 1) {
+        levels[above].close();
+    }
+}
+
+/// Goes back to the directory above the last one. If that was moved elsewhere meanwhile, what is left above
+/// cannot be counted, and the guest has seen to that.
+fn ascend(levels: &mut Vec<Listing>, usage: &mut Usage) {
+    let (below, above) = (levels.pop(), levels.last_mut());
+    if let (Some(below), Some(above)) = (below, above)
+        && above.open_again(&below).is_err()
+    {
+        usage.make_endless();
+        levels.clear();
     }
 }
 
 /// One directory that is being looked at.
 struct Listing {
-    directory: OwnedFd,
+    /// Closed while directories far below are looked at.
+    directory: Option<OwnedFd>,
+    /// Which one it is, to know it again. Kept when it is closed.
+    closed: Option<FileId>,
     /// Entries of the last reading that were not looked at yet.
     todo: Vec<(std::ffi::CString, u64)>,
     readings: usize,
@@ -116,7 +135,44 @@ struct Listing {
 impl Listing {
     fn of(directory: OwnedFd) -> Self {
         let (seen, missed) = (BTreeSet::new(), BTreeSet::new());
-        Self { directory, todo: Vec::new(), readings: 0, seen, missed }
+        Self {
+            directory: Some(directory),
+            closed: None,
+            todo: Vec::new(),
+            readings: 0,
+            seen,
+            missed,
+        }
+    }
+
+    fn directory(&self) -> Result<&OwnedFd> {
+        self.directory.as_ref().ok_or(Errno::BADF)
+    }
+
+    /// Notes a directory whose entries cannot be listed any more.
+    fn hide(&self, usage: &mut Usage) {
+        if let Ok(found) = self.directory().and_then(fstat) {
+            usage.hide(&found);
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(found) = self.directory.take().and_then(|open| fstat(open).ok()) {
+            self.closed = Some(id(&found));
+        }
+    }
+
+    /// Opens a directory that was closed, as the one above another. An error if it is not the same any more.
+    fn open_again(&mut self, below: &Listing) -> Result<()> {
+        if self.directory.is_some() {
+            return Ok(());
+        }
+        let above = openat(below.directory()?, c"..", DIRECTORY, Mode::empty())?;
+        if self.closed != Some(id(&fstat(&above)?)) {
+            return Err(Errno::XDEV);
+        }
+        self.directory = Some(above);
+        Ok(())
     }
 
     /// Counts entries until there is a directory among them, which is returned open. Nothing, when all were
@@ -149,7 +205,7 @@ impl Listing {
         inode: u64,
         usage: &mut Usage,
     ) -> Result<Option<OwnedFd>> {
-        let found = statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let found = statat(self.directory()?, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let directory = match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory => match self.open(name) {
                 Ok(directory) => Some(directory),
@@ -177,7 +233,7 @@ impl Listing {
 
     fn open(&self, name: &std::ffi::CStr) -> Result<OwnedFd> {
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        openat2(&self.directory, name, DIRECTORY, Mode::empty(), inside)
+        openat2(self.directory()?, name, DIRECTORY, Mode::empty(), inside)
     }
 
     /// Reads the directory once more, if there is anything in it that was not looked at. What is always gone
@@ -193,7 +249,7 @@ impl Listing {
             return Ok(false);
         }
         self.readings += 1;
-        for entry in Dir::read_from(&self.directory)? {
+        for entry in Dir::read_from(self.directory()?)? {
             let entry = entry?;
             let (name, inode) = (entry.file_name(), entry.ino());
             let wanted = first || missed.contains(&inode);
@@ -333,7 +389,7 @@ mod tests {
     #[test]
     fn what_lies_deeper_than_a_path_can_name_counts() {
         let dir = tempfile::tempdir().unwrap();
-        let deepest = dig(dir.path(), 100);
+        let deepest = dig(dir.path(), 3 * MAX_OPEN_DIRECTORIES);
         let flags = OFlags::CREATE | OFlags::WRONLY;
         let file = openat(&deepest, "file", flags, Mode::RWXU).unwrap();
         rustix::io::write(&file, &vec![1; 1 << 20]).unwrap();
@@ -343,7 +399,7 @@ mod tests {
     #[test]
     fn a_tree_too_deep_to_be_walked_is_taken_for_endless() {
         let dir = tempfile::tempdir().unwrap();
-        dig(dir.path(), 1200);
+        dig(dir.path(), MAX_DEPTH + 1);
         assert_eq!(used(dir.path()), u64::MAX);
         // By a program that any depth can be trusted to.
         std::process::Command::new("rm").arg("-rf").arg(dir.path()).status().unwrap();

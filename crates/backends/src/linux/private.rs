@@ -3,9 +3,9 @@
 //! moves. Whatever else lies under its name is never used. The engine shows none of them to a guest: it
 //! knows them by their name (`stockade-UID`).
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use stockade_core::{BackendName, Result, SandboxId};
@@ -115,8 +115,9 @@ fn unforeseen() -> io::Result<String> {
 /// Creates a file that no other user can open, whatever the umask and whoever can pass through its
 /// directory (C-07). It must be new.
 #[cfg(any(feature = "gvisor", feature = "microvm"))]
-pub(crate) fn create_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+pub(crate) fn create_file(path: &Path) -> io::Result<fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// The directory of one sandbox. `prefix` is the backend's own.
