@@ -31,7 +31,7 @@ pub use client::{Launcher, Pending, Program};
 pub use enter::start_in;
 pub use error::{Failure, LaunchError, Wall};
 pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
-pub use seal::seal;
+pub use seal::{add_seals, seal};
 pub use seccomp::{DENIED, Denied};
 pub use server::{Mode, serve};
 pub use template::{HOME, Made, Piece, host_root};

@@ -23,9 +23,24 @@ pub fn seal(name: &str, program: &mut impl Read) -> io::Result<OwnedFd> {
         made => File::from(made?),
     };
     io::copy(program, &mut copy)?;
-    fcntl_add_seals(&copy, all())?;
+    add_seals(&copy)?;
     // What is open for writing cannot be executed, sealed or not.
     Ok(File::open(format!("/proc/self/fd/{}", copy.as_raw_fd()))?.into())
+}
+
+/// How often sealing is tried again. The kernel itself waits for a tenth of a second each time.
+const MAX_SEAL_RETRIES: usize = 50;
+
+/// Seals a memory file for good. Sealing against writes fails with `EBUSY` not only where somebody has it mapped,
+/// but also while the kernel holds a page of it for a moment, as when it moves pages or looks which are idle.
+pub fn add_seals(file: impl AsFd) -> rustix::io::Result<()> {
+    for _ in 0..MAX_SEAL_RETRIES {
+        match fcntl_add_seals(&file, all()) {
+            Err(Errno::BUSY) => {}
+            other => return other,
+        }
+    }
+    fcntl_add_seals(file, all())
 }
 
 /// Refuses an agent that somebody could still change.

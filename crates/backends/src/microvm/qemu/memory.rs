@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, Weak};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use stockade_core::Bytes;
 use tokio::task::spawn_blocking;
 
@@ -110,8 +110,7 @@ impl Memory {
             }
             None => Vec::new(),
         };
-        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-        fcntl_add_seals(&file, seals)?;
+        stockade_launcher::add_seals(&file)?;
         *changed = Some(pages);
         Ok(())
     }
