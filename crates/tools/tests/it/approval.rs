@@ -134,9 +134,9 @@ fn a_binding_is_safe_to_store() {
     test(async {
         let bench = Bench::with(Where::Native, |options| {
             let spec = options.bound.as_mut().unwrap();
-            spec.labels = [("team", "a"), ("API_TOKEN", "sesame"), ("note", "password: sesame")]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .into();
+            spec.labels.insert("team".into(), "a".into());
+            // Admitted: neither its name nor its form says so. Not stored all the same.
+            spec.labels.insert("note".into(), "password: sesame".into());
             spec.env.insert("SECRET".parse().unwrap(), "sesame".into());
         })
         .await;
@@ -148,6 +148,22 @@ fn a_binding_is_safe_to_store() {
             (&json!("native"), &json!({ "team": "a" }))
         );
         assert!(!binding.to_string().contains("sesame"), "{binding}");
+        bench.close().await;
+    });
+}
+
+#[test]
+fn labels_that_look_like_secrets_are_refused_and_not_told() {
+    test(async {
+        let bench = Bench::with(Where::Native, |options| {
+            let spec = options.bound.as_mut().unwrap();
+            spec.labels.insert("API_TOKEN".into(), "sesame".into());
+        })
+        .await;
+        let error = bench.refused("bash", json!({ "command": "true" })).await;
+        assert_eq!(error.code, ErrorCode::Refused, "{error:?}");
+        assert!(!format!("{error:?}").contains("sesame"), "{error:?}");
+        assert_eq!(bench.toolbox.binding().await, None);
         bench.close().await;
     });
 }

@@ -282,8 +282,9 @@ fn without_a_sandbox_and_without_local_execution_calls_are_refused_with_the_reme
         let bench = Bench::with(Where::Native, |options| options.bound = None).await;
         let error = bench.refused("bash", json!({ "command": "true" })).await;
         assert!(error.remedy.unwrap().contains("sandbox_create"));
-        let made =
-            bench.ok("sandbox_create", json!({ "labels": { "team": "a", "apiKey": "s3" } })).await;
+        let secret = json!({ "labels": { "team": "a", "apiKey": "s3" } });
+        bench.refuses("sandbox_create", secret, ErrorCode::Refused, "looks like a secret").await;
+        let made = bench.ok("sandbox_create", json!({ "labels": { "team": "a" } })).await;
         assert_eq!(made["labels"], json!({ "team": "a" }));
         let id = made["sandboxId"].clone();
         let done = bench.ok("bash", json!({ "command": "echo hi", "sandbox_id": id })).await;
