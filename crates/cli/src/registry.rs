@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use stockade_backends::docker::{Docker, Progress};
 use stockade_backends::gvisor::Gvisor;
-use stockade_backends::landlock::{self, Landlock};
+use stockade_backends::landlock::Landlock;
 use stockade_backends::microvm::{self, Microvm};
 use stockade_backends::mock::{self, Mock, Script, Step};
 use stockade_backends::native::Native;
@@ -111,7 +111,7 @@ pub fn runs_wasm(name: &BackendName) -> bool {
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.
 #[cfg(feature = "tck")]
 pub fn has_namespaces(name: &BackendName) -> bool {
-    *name != landlock::NAME
+    *name != stockade_backends::landlock::NAME
 }
 
 /// One of them by name.
