@@ -64,6 +64,11 @@ clauses! {
     "C-21" "File operations resolve beneath the root by the kernel (`openat2`, `RESOLVE_BENEATH`), never \
         by string comparison alone; symlink races lose. A path that escapes is refused by name."
     "C-22" "Absolute paths name the sandbox's own tree. Relative ones resolve against the workspace root."
+    "C-23" "What a person approved is what is applied, bound by content; nothing the guest does in between \
+        counts."
+    "C-24" "What would make the host run code later is held back from apply unless a person names it. \
+        Unknown dot-names and whatever a version-control system could take for its own are held back by \
+        default."
     "C-25" "The guest reaches no socket on which a program of the host listens, in whatever view it lies.";
     "End":
     "C-30" "When `destroy` returns, no process, mount, namespace, cgroup, socket, temporary file or lease \

@@ -1,5 +1,6 @@
 //! The cases, by topic. Each is one sentence that holds or does not.
 
+mod apply;
 mod eight;
 mod end;
 mod environment;
@@ -40,6 +41,7 @@ pub fn all() -> Vec<Case> {
         files::CASES,
         workspace::CASES,
         overlay::CASES,
+        apply::CASES,
         images::CASES,
         snapshots::CASES,
         network::CASES,

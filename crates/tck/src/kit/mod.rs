@@ -110,9 +110,14 @@ impl Kit {
         matches!(self.0.subject.probe(), ProbeForm::Wasm(_))
     }
 
+    /// What stands between the guest and the host.
+    pub fn boundary(&self) -> Boundary {
+        self.0.capabilities.boundary
+    }
+
     /// Whether a kernel of its own, in user space, stands between the guest and the host's.
     pub fn has_own_kernel(&self) -> bool {
-        self.0.capabilities.boundary == Boundary::UserspaceKernel
+        self.boundary() == Boundary::UserspaceKernel
     }
 
     /// Whether the probe is a file, so that the host can be looked at too.

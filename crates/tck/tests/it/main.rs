@@ -20,6 +20,7 @@ mod native;
 mod ordinary;
 mod saboteurs;
 mod sample;
+mod scripts;
 mod sshd;
 mod needs_docker {
     mod docker;

@@ -1,0 +1,86 @@
+//! What a guest changed in a copy-on-write workspace and a person approved: applied as it was seen (C-23),
+//! without what would make the host run code later (C-24).
+
+use std::fs;
+
+use serde_json::json;
+use stockade_core::Feature;
+use stockade_engine::JournalOptions;
+use stockade_workspaces::{
+    Application, ApplyOptions, Hint, Request, Workspace, WorkspaceProvider, Workspaces,
+};
+
+use crate::case::{case, check, same};
+use crate::kit::Room;
+use crate::{Case, Kit, Stop, Verdict};
+
+const NEEDS: &[Feature] = &[Feature::OverlayWorkspace];
+
+pub(super) const CASES: &[Case] = &[
+    case!("content that the guest swaps after it was approved is not applied", "C-23", swapped)
+        .needs(NEEDS)
+        .isolation(),
+    case!("what would make the host run code is held back from an apply", "C-24", held_back)
+        .needs(NEEDS)
+        .isolation(),
+];
+
+const ORIGINAL: &str = "original";
+
+/// Files that programs of the host run code from, and a name that nobody has reviewed.
+const HELD_BACK: &[&str] = &[".envrc", ".gitmodules", ".Rprofile", ".unheard-of"];
+
+/// A sandbox in a workspace whose changes are kept apart.
+struct Review {
+    workspaces: Workspaces,
+    workspace: Workspace,
+    room: Room,
+}
+
+impl Review {
+    async fn begin(kit: &Kit) -> Verdict<Self> {
+        fs::write(kit.workspace().join("given"), ORIGINAL)?;
+        let workspaces = Workspaces::open(kit.state(), JournalOptions::default())?;
+        let workspace = workspaces.acquire(Request::new(Hint::Overlay(kit.workspace()))).await?;
+        let mut spec = kit.spec();
+        spec.workspace = workspace.spec();
+        let room = kit.room_with(spec).await?;
+        Ok(Self { workspaces, workspace, room })
+    }
+
+    async fn write(&self, path: &str, text: &str) -> Verdict {
+        let facts = self.room.facts(["write", path, text]).await?;
+        same!("writing inside", facts["ok"], json!(true));
+        Ok(())
+    }
+}
+
+async fn swapped(kit: Kit) -> Verdict {
+    let review = Review::begin(&kit).await?;
+    review.write("given", "approved").await?;
+    let seen = review.workspaces.diff(&review.workspace.id)?;
+    review.write("given", "replaced").await?;
+    let options = ApplyOptions { seen: Some(seen), ..ApplyOptions::default() };
+    let answer = review.workspaces.apply(&review.workspace.id, &options);
+    check!(answer.is_err(), "expected the apply to be refused, saw {answer:?}");
+    same!("the host's file", fs::read_to_string(kit.workspace().join("given"))?, ORIGINAL);
+    Ok(())
+}
+
+async fn held_back(kit: Kit) -> Verdict {
+    let review = Review::begin(&kit).await?;
+    review.write("given", "changed").await?;
+    for path in HELD_BACK {
+        review.write(path, "x").await?;
+        check!(!kit.workspace().join(path).exists(), "`{path}` reached the host before any apply");
+    }
+    let applied = review.workspaces.apply(&review.workspace.id, &ApplyOptions::default())?;
+    let Application::Applied(_) = applied else {
+        return Err(Stop::Failed(format!("expected an apply, saw {applied:?}")));
+    };
+    same!("the host's file", fs::read_to_string(kit.workspace().join("given"))?, "changed");
+    for path in HELD_BACK {
+        check!(!kit.workspace().join(path).exists(), "`{path}` was applied");
+    }
+    Ok(())
+}
