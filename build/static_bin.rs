@@ -23,9 +23,11 @@ fn static_bin(
     let target = variable("TARGET")?.into_string().map_err(|_| "TARGET is not text")?;
     // TARGET_DIR/PROFILE/build/PACKAGE/out
     let out = std::path::PathBuf::from(variable("OUT_DIR")?);
-    let target_dir = out.ancestors().nth(4).ok_or("OUT_DIR is not where it should be")?.join("static");
+    let outer = out.ancestors().nth(3).ok_or("OUT_DIR is not where it should be")?;
+    let profile = if outer.ends_with("dist") { "static-dist" } else { "static-bin" };
+    let target_dir = outer.with_file_name("static");
     let mut cargo = std::process::Command::new(variable("CARGO")?);
-    cargo.current_dir(root).args(["build", "--quiet", "--locked", "--profile", "static-bin"]);
+    cargo.current_dir(root).args(["build", "--quiet", "--locked", "--profile", profile]);
     cargo.args(["--package", package, "--bin", bin, "--target", &target]);
     cargo.arg("--no-default-features").arg("--features").arg(features.join(",")).arg("--target-dir").arg(&target_dir);
     // What the outer cargo, clippy or rustdoc set for this script would reach the inner compiler.
@@ -47,7 +49,7 @@ fn static_bin(
     if !status.success() {
         return Err(format!("building {bin} failed: {status}").into());
     }
-    Ok(target_dir.join(target).join("static-bin").join(bin))
+    Ok(target_dir.join(target).join(profile).join(bin))
 }
 
 /// Flags for a static program that has no path of this machine in it, so that it is the same wherever it is

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use stockade_launcher::{Launcher, Program, seal};
 
 /// The agent: static, so that it runs in any root.
-const AGENT: &[u8] = include_bytes!(env!("STOCKADE_AGENT"));
+static AGENT: &[u8] = include_bytes!(env!("STOCKADE_AGENT"));
 /// The launcher: static too, so that starting it takes no dynamic linking.
-const LAUNCHER: &[u8] = include_bytes!(env!("STOCKADE_LAUNCHER"));
+static LAUNCHER: &[u8] = include_bytes!(env!("STOCKADE_LAUNCHER"));
 
 /// Starts the launcher that is carried along, in one of its ways.
 pub(crate) fn launcher(

@@ -15,7 +15,7 @@ use crate::toolbox::Session;
 use crate::{Call, ToolError};
 
 /// Static, so that it runs in any root.
-const FINDER: &[u8] = include_bytes!(env!("STOCKADE_FINDER"));
+static FINDER: &[u8] = include_bytes!(env!("STOCKADE_FINDER"));
 
 /// The most it may print, and how long it may take.
 const OUTPUT: Bytes = Bytes::mib(16);

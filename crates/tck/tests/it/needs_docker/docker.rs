@@ -12,7 +12,7 @@ use crate::engines::{Engine, Kind};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn docker_passes_every_case_it_declares_the_features_for() {
-    judge(Kind::Docker, None, 100).await;
+    judge(Kind::Docker, 100).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

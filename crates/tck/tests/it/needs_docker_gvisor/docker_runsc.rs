@@ -1,13 +1,13 @@
-//! The whole kit on a Docker engine whose runtime is gVisor's.
+//! The kit on a Docker engine whose runtime is gVisor's.
 
 use stockade_core::{Backend, Boundary};
 
-use crate::containers::{judge, with_runtime};
+use crate::containers::{judge_runtime, with_runtime};
 use crate::engines::{Engine, Kind};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn docker_with_a_kernel_in_user_space_as_its_runtime_passes_too() {
-    judge(Kind::Docker, Some("runsc"), 90).await;
+    judge_runtime(Kind::Docker, "runsc", 45).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

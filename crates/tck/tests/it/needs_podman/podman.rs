@@ -8,7 +8,7 @@ use crate::ordinary;
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn podman_passes_every_case_it_declares_the_features_for() {
     let least = if rustix::process::geteuid().is_root() { 100 } else { 90 };
-    judge(Kind::Podman, None, least).await;
+    judge(Kind::Podman, least).await;
 }
 
 #[test]
