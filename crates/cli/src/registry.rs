@@ -59,25 +59,28 @@ fn real_with(
     let prepare = matches!(choice, BackendChoice::Named(name) if *name == microvm::NAME);
     vec![
         Arc::new(native),
-        Arc::new(Docker::new(settings.docker(), fetching())),
+        Arc::new(Docker::new(settings.docker(), telling(BETWEEN_NEWS))),
         Arc::new(Gvisor::new()),
         Arc::new(Landlock::new()),
         #[cfg(feature = "wasm")]
         Arc::new(wasm(cache, isolation)),
         Arc::new(Ssh::new(settings.hosts())),
-        Arc::new(Microvm::new(microvm::Options { prepare, ..settings.microvm() })),
+        Arc::new(Microvm::with_progress(
+            microvm::Options { prepare, ..settings.microvm() },
+            telling(Duration::ZERO),
+        )),
     ]
 }
 
-/// Tells a person at a terminal how far an image is, once in a while.
-fn fetching() -> Progress {
+/// Tells a person at a terminal how far something is, with this much time between two lines.
+fn telling(interval: Duration) -> Progress {
     let last = Mutex::new(None::<Instant>);
     Arc::new(move |line| {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|last| last.elapsed() > BETWEEN_NEWS);
+        let due = last.is_none_or(|last| last.elapsed() >= interval);
         if due && std::io::stderr().is_terminal() {
             *last = Some(Instant::now());
-            let line: String = line.chars().filter(|c| !c.is_control()).take(120).collect();
+            let line: String = line.chars().filter(|c| !c.is_control()).take(160).collect();
             let _ = writeln!(std::io::stderr(), "stockade: {line}");
         }
     })

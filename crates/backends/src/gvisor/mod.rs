@@ -317,6 +317,7 @@ async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)>
     let writer = pipe::Sender::from_owned_fd(streams.stdin).map_err(no_pipe)?;
     match AgentClient::connect_halves(reader, writer, DEADLINE).await {
         Ok(client) => Ok((streams.running, client)),
+        Err(_) if streams.running.oom_kills() > 0 => Err(too_little_memory(&streams.running)),
         Err(error) => {
             streams.running.kill();
             let said = words.last().await;
@@ -358,6 +359,15 @@ impl Backend for Gvisor {
 fn not_described(error: oci_spec::OciSpecError) -> Error {
     let message = "the sandbox cannot be described to runsc";
     Error::new(ErrorCode::System, "create", message).backend(NAME).source(error)
+}
+
+/// The walls are not at fault: the same sandbox starts with more memory.
+fn too_little_memory(running: &running::Running) -> Error {
+    let limit = running.limits.memory.map_or_else(String::new, |memory| format!(" of {memory}"));
+    let message = format!("runsc itself needs more than the memory limit{limit}");
+    Error::new(ErrorCode::TooLarge, "create", message)
+        .backend(NAME)
+        .remedy("give the sandbox more memory (`--mem`), or choose another backend")
 }
 
 fn not_started(error: std::io::Error, said: String) -> Error {

@@ -12,7 +12,7 @@ use stockade_core::{
 use super::files::{WorkspaceFiles, from_workspace};
 use super::private::Private;
 use crate::linux::running::Running;
-use crate::linux::watch::{Watched, held};
+use crate::linux::watch::{Before, Watched, held};
 
 pub(super) struct LandlockSandbox {
     running: Arc<Running>,
@@ -53,9 +53,10 @@ impl Sandbox for LandlockSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = self.settle(command);
+        let before = Before::of(&self.running);
         let Process { events, control } = self.files.0.spawn(&command, &held(limits)).await?;
-        let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
-        Ok(Process { events, control })
+        let events = Watched::new(events, &self.running, &control, limits.cpu_time, before);
+        Ok(Process { events: Box::new(events), control })
     }
 
     fn files(&self) -> Result<&dyn Files> {

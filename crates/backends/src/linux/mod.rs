@@ -8,6 +8,8 @@ pub(crate) mod brake;
 pub(crate) mod cgroup;
 mod disk;
 pub(crate) mod embed;
+#[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
+mod ended;
 pub(crate) mod find;
 #[cfg(any(feature = "docker", feature = "microvm"))]
 pub(crate) mod fingerprint;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -38,6 +38,8 @@ pub(crate) struct Running {
     /// The host directories that are written to.
     pub written: Vec<PathBuf>,
     breached: AtomicU8,
+    /// How many processes had been killed for want of memory when an execution was last judged.
+    oom_kills_judged: AtomicU64,
     /// Whether it was ever stopped: what stands still does not end.
     frozen: AtomicBool,
     /// What nobody else may change until it has ended, such as the layers of its workspace.
@@ -85,6 +87,7 @@ impl Running {
             paced: false,
             written,
             breached: AtomicU8::new(u8::MAX),
+            oom_kills_judged: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
             held: Mutex::new(held),
         }
@@ -103,8 +106,22 @@ impl Running {
         counted.unwrap_or_else(|| tally::below(self.pid).cpu.into())
     }
 
+    /// How many processes in it the kernel has killed for want of memory.
     pub(crate) fn oom_kills(&self) -> u64 {
         self.group.as_ref().map_or(0, Group::oom_kills)
+    }
+
+    /// The same, when an execution is judged by it.
+    pub(crate) fn judge_oom_kills(&self) -> u64 {
+        let kills = self.oom_kills();
+        self.oom_kills_judged.fetch_max(kills, Ordering::SeqCst);
+        kills
+    }
+
+    /// Whether the kernel has killed something for want of memory since an execution was last judged by
+    /// that. A sandbox that is gone then is gone because of it.
+    pub(crate) fn has_unjudged_oom_kill(&self) -> bool {
+        self.oom_kills() > self.oom_kills_judged.load(Ordering::SeqCst)
     }
 
     /// Remembers the first limit that was exceeded: later ones are its consequences.

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, Files, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
-    SnapshotKind, User,
+    Command, EffectiveLimits, ExitStatus, Files, LimitKind, Parts, Process, ProcessControl, Result,
+    Sandbox, SandboxId, SnapshotKind, User,
 };
 
 use super::archives::Archives;
 use super::brake::{Brake, Braked};
 use super::running::Running;
-use super::settle;
-use super::watch::{Watched, held, held_apart};
+use super::watch::{Before, Watched, held, held_apart};
+use super::{ended, settle};
 
 /// Whose clock tells what a command has used.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,11 +52,19 @@ impl Sandbox for LinuxSandbox {
             Kernel::Shared => held(limits),
             Kernel::Apart => held_apart(limits, &self.running),
         };
-        let Process { events, control } = self.client.spawn(&command, &each).await?;
+        let before = Before::of(&self.running);
+        let Process { events, control } = match self.client.spawn(&command, &each).await {
+            Ok(process) => process,
+            // The kernel has ended the sandbox for want of memory: that is how this command ended.
+            Err(_) if !self.client.is_open() && self.running.has_unjudged_oom_kill() => {
+                return Ok(ended::process(ExitStatus::LimitExceeded(LimitKind::Memory)));
+            }
+            Err(error) => return Err(error),
+        };
         let brake = Arc::clone(&self.brake);
         let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
-        let events = Box::new(Watched::new(events, &self.running, &control, limits.cpu_time));
-        Ok(Process { events, control })
+        let events = Watched::new(events, &self.running, &control, limits.cpu_time, before);
+        Ok(Process { events: Box::new(events), control })
     }
 
     fn files(&self) -> Result<&dyn Files> {

@@ -57,8 +57,23 @@ impl Watched {
         running: &Arc<Running>,
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
+        before: Before,
     ) -> Self {
-        Self { inner, watching: Watching::new(running, control, cpu_time) }
+        Self { inner, watching: Watching::since(before, running, control, cpu_time) }
+    }
+}
+
+/// The counters of a sandbox before an execution. Read before the agent is told to start it: on a busy host
+/// it may be over before this side goes on.
+#[derive(Clone, Copy)]
+pub(crate) struct Before {
+    cpu: Span,
+    oom_kills: u64,
+}
+
+impl Before {
+    pub(crate) fn of(running: &Running) -> Self {
+        Self { cpu: running.cpu_time(), oom_kills: running.oom_kills() }
     }
 }
 
@@ -67,27 +82,31 @@ pub(crate) struct Watching {
     running: Arc<Running>,
     /// What it may use of the processor.
     cpu: Option<Span>,
-    cpu_before: Span,
-    ooms_before: u64,
+    before: Before,
     watch: AbortHandle,
 }
 
 impl Watching {
+    /// Watches an execution that is about to start.
     pub(crate) fn new(
         running: &Arc<Running>,
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
     ) -> Self {
-        let cpu_before =
-            running.group.as_ref().and_then(Group::cpu_time).unwrap_or(Span::millis(0));
-        let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), cpu_time));
-        Self {
-            running: Arc::clone(running),
-            cpu: cpu_time,
-            cpu_before,
-            ooms_before: running.oom_kills(),
-            watch: watch.abort_handle(),
-        }
+        Self::since(Before::of(running), running, control, cpu_time)
+    }
+
+    fn since(
+        before: Before,
+        running: &Arc<Running>,
+        control: &Arc<dyn ProcessControl>,
+        cpu_time: Option<Span>,
+    ) -> Self {
+        let most = cpu_time
+            .map(|most| Span::millis(before.cpu.as_millis().saturating_add(most.as_millis())));
+        let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), most));
+        let running = Arc::clone(running);
+        Self { running, cpu: cpu_time, before, watch: watch.abort_handle() }
     }
 
     /// Names the limit that ended it, and says what it used.
@@ -96,10 +115,14 @@ impl Watching {
         let group = self.running.group.as_ref();
         let counted = group
             .and_then(Group::cpu_time)
-            .map(|now| Span::millis(now.as_millis().saturating_sub(self.cpu_before.as_millis())));
+            .map(|now| Span::millis(now.as_millis().saturating_sub(self.before.cpu.as_millis())));
         let cpu_time = counted.or(exit.cpu_time);
+        // What takes the whole sandbox with it may have happened before this execution began.
+        let lost = matches!(exit.status, ExitStatus::Lost(_));
+        let earlier = lost && self.running.has_unjudged_oom_kill();
+        let out_of_memory = earlier || self.running.judge_oom_kills() > self.before.oom_kills;
         let gone = Gone {
-            out_of_memory: self.running.oom_kills() > self.ooms_before,
+            out_of_memory,
             out_of_time: self.cpu.is_some_and(|most| cpu_time.is_some_and(|used| used > most)),
         };
         let limit = self.running.breached().or_else(|| gone.limit_of(&exit.status));
@@ -154,10 +177,8 @@ impl ProcessEvents for Watched {
     }
 }
 
-/// Counts until the execution ends, or until a limit is exceeded.
+/// Counts until the execution ends, or until a limit is exceeded. `cpu` is of the whole sandbox.
 async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Option<Span>) {
-    let before = running.upgrade().map_or(0, |running| running.cpu_time().as_millis());
-    let cpu = cpu.map(|most| Span::millis(before.saturating_add(most.as_millis())));
     let mut disk = DiskWatch::default();
     if let Some(running) = running.upgrade() {
         // What is there already; what is written from now on counts.
@@ -282,6 +303,55 @@ mod tests {
         assert_eq!(limit(false, true), Some(LimitKind::CpuTime));
         assert_eq!(limit(true, true), Some(LimitKind::Memory));
         assert_eq!(limit(false, false), None);
+    }
+
+    /// A sandbox whose control group is this directory, and whose last process is this one.
+    fn running(group: &std::path::Path) -> Arc<Running> {
+        let own = rustix::process::getpid();
+        let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::NONBLOCK);
+        let built = crate::linux::running::Built {
+            backend: stockade_core::BackendName::literal("test"),
+            last: (own.as_raw_pid(), pidfd.unwrap()),
+            ending: crate::linux::running::Ending::Signal(rustix::process::Signal::CONT),
+            group: Some(Group::V2(group.to_owned())),
+            written: Vec::new(),
+            held: None,
+        };
+        let spec = stockade_core::SandboxSpec::default();
+        let admitted = crate::linux::provisional(built.backend.clone(), &spec).unwrap();
+        Arc::new(Running::new("watched".parse().unwrap(), built, &admitted))
+    }
+
+    fn oom_kills(group: &std::path::Path, kills: u64) {
+        std::fs::write(group.join("memory.events"), format!("oom 9\noom_kill {kills}\n")).unwrap();
+    }
+
+    fn judged(watching: &Watching, status: ExitStatus) -> ExitStatus {
+        watching.judge(status.into()).status
+    }
+
+    #[tokio::test]
+    async fn a_kill_for_want_of_memory_is_told_however_early_it_came() {
+        let group = tempfile::tempdir().unwrap();
+        let running = running(group.path());
+        let control = super::super::ended::process(ExitStatus::Exited(0)).control;
+        let memory = ExitStatus::LimitExceeded(LimitKind::Memory);
+        let lost = ExitStatus::Lost("the agent closed the pipe".into());
+        oom_kills(group.path(), 0);
+        let before = Before::of(&running);
+        // On a busy host it is over before this side goes on.
+        oom_kills(group.path(), 1);
+        let watching = Watching::since(before, &running, &control, None);
+        assert_eq!(judged(&watching, lost.clone()), memory);
+        assert_eq!(judged(&watching, ExitStatus::Signalled(Signal::KILL)), memory);
+        // One that nobody was told of took the sandbox before the next execution began.
+        oom_kills(group.path(), 2);
+        let next = Watching::new(&running, &control, None);
+        assert_eq!(judged(&next, lost.clone()), memory);
+        assert_eq!(judged(&next, ExitStatus::Exited(0)), ExitStatus::Exited(0));
+        // Whoever lived on after it is lost for another reason.
+        let last = Watching::new(&running, &control, None);
+        assert_eq!(judged(&last, lost.clone()), lost);
     }
 
     #[test]

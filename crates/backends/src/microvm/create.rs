@@ -97,7 +97,8 @@ impl Inner {
         let root = self.root_of(&admitted.spec().image)?;
         let template = self.workshop().await?.ready(&Wanted::of(root, admitted.limits())).await?;
         let live = self.start(id, admitted, &template.source()).await?;
-        let connection = greet(id, live.now.get().vm.connect().await?).await?;
+        let now = live.now.get();
+        let connection = greet(id, now.vm.connect().await?, &*now.vm).await?;
         let (inside, bridge) = near::build(peer(), connection, id, admitted).await?;
         Ok(self.take_into_use(live, inside, bridge, admitted).await)
     }
@@ -188,7 +189,7 @@ pub(super) fn connection(pipe: UnixStream) -> Connection {
     Connection { input: Box::new(input), output, carrier: Box::new(()) }
 }
 
-async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
+pub(super) async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
     let copy = move || sparse::copy(&File::open(from)?, private::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
@@ -196,7 +197,7 @@ async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
 }
 
 /// Tells a copy who it is, and waits for its first word.
-async fn greet(id: &SandboxId, mut pipe: UnixStream) -> Result<Connection> {
+pub(super) async fn greet(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> Result<Connection> {
     let identity = identity::fresh(id)?;
     let greeting = async {
         let mut line = serde_json::to_vec(&identity)?;
@@ -209,14 +210,18 @@ async fn greet(id: &SandboxId, mut pipe: UnixStream) -> Result<Connection> {
             false => Err(io::Error::from(io::ErrorKind::InvalidData)),
         }
     };
+    let wrote = || match vm.said() {
+        said if said.is_empty() => String::new(),
+        said => format!("; it wrote: {said}"),
+    };
     match timeout(FIRST_WORD, greeting).await {
         Ok(Ok(())) => Ok(connection(pipe)),
         Ok(Err(error)) => {
-            let message = "its machine ended before it said a word";
+            let message = format!("its machine ended before it said a word{}", wrote());
             Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error))
         }
         Err(_) => {
-            let message = format!("its machine said nothing for {FIRST_WORD:?}");
+            let message = format!("its machine said nothing for {FIRST_WORD:?}{}", wrote());
             Err(Error::new(ErrorCode::TooSlow, "create", message).backend(NAME))
         }
     }

@@ -12,7 +12,6 @@ use stockade_core::{
     Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, HostPath, Limits,
     Mount, Process, ProcessEvent, Result, Sandbox, SandboxId, SandboxSpec, Workspace,
 };
-use stockade_launcher::clear;
 use tokio::time::timeout;
 
 use super::store::{Kind, Maker, Store};
@@ -32,12 +31,13 @@ const SOURCE: &str = "/stockade/root";
 const MADE: &str = "image";
 /// A directory in which there is nothing, inside and in the draft.
 const NOTHING: (&str, &str) = ("/workspace/nothing", "nothing");
-/// What of this host's own view is not the image's.
-const LEFT_OUT: &str = "^(dev|home|proc|run|stockade|sys|tmp|var|workspace)/.";
+/// What of this host's own view is not the image's: its private places, which stay as empty directories for
+/// the sandbox's own to be mounted at.
+const LEFT_OUT: &str = "^(dev|home|proc|run|stockade|sys|tmp|var/tmp|workspace)/.";
 /// Lists what of it cannot be read, each ended by a zero.
 const UNREADABLE: &str = "unreadable";
 const FIND_UNREADABLE: &str = r"cd / && find * \( -path dev -o -path home -o -path proc -o -path run \
-    -o -path stockade -o -path sys -o -path tmp -o -path var -o -path workspace \) -prune \
+    -o -path stockade -o -path sys -o -path tmp -o -path var/tmp -o -path workspace \) -prune \
     -o ! -type l \( ! -readable -o -type d ! -executable \) -print0 -prune > /workspace/unreadable";
 /// The most of its complaints that is told.
 const SAID: usize = 400;
@@ -55,6 +55,9 @@ const SIGNS: [&str; 10] = [
     "/etc/alternatives",
     "/var/lib/dpkg/status",
 ];
+
+/// How an image is made of this host has changed whenever this does.
+const HOST_IMAGE_VERSION: u32 = 2;
 
 /// Where a root comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +89,9 @@ impl Root {
             Self::Host => {
                 let state = |path: &&str| fingerprint::version(Path::new(path)).unwrap_or_default();
                 let all: Vec<_> = SIGNS.iter().map(state).collect();
-                Ok(fingerprint::hash(format!("host {}", all.join(" ")).as_bytes()))
+                Ok(fingerprint::hash(
+                    format!("host {HOST_IMAGE_VERSION} {}", all.join(" ")).as_bytes(),
+                ))
             }
             Self::Empty => Ok(fingerprint::hash(b"empty")),
             Self::Archive(path) => {
@@ -105,6 +110,19 @@ impl Root {
         }
     }
 
+    /// What is said before it is packed.
+    pub(super) fn packing(&self) -> &'static str {
+        match self {
+            Self::Host => {
+                "preparing a machine: packing this host's system directories, which takes about a minute \
+                 whenever its packages have changed …"
+            }
+            Self::Directory(_) => "preparing a machine: packing its root …",
+            Self::Archive(_) => "preparing a machine: unpacking and packing its image …",
+            Self::Empty => "preparing a machine: packing an empty root …",
+        }
+    }
+
     /// The file system, if it was made before.
     pub(super) fn find(store: &Store, key: &str) -> Option<PathBuf> {
         store.find(Kind::Image, key)
@@ -120,17 +138,14 @@ impl Root {
         can_be_made()?;
         let draft = maker.draft("image")?;
         let id = linux::trial_id();
-        let made = timeout(PATIENCE, self.pack(native, &id, &draft)).await;
+        let made = timeout(PATIENCE, self.pack(native, &id, draft.path())).await;
         let ended = native.destroy(&id).await;
         let slow = || failed("create", "packing the root into a file system took too long");
         made.unwrap_or_else(|_| Err(slow())).and(ended)?;
-        let image = draft.join(MADE);
+        let image = draft.path().join(MADE);
         let closed = fs::set_permissions(&image, Permissions::from_mode(0o600));
         closed.map_err(|error| failed("create", "no file system was made").source(error))?;
-        let kept = maker.keep(Kind::Image, key, &image);
-        // What an archive was unpacked into is large; if it stays, the next to make something clears it.
-        let _ = clear(&draft);
-        kept
+        maker.keep(Kind::Image, key, &image)
     }
 
     /// Where it is inside the walls in which it is packed.

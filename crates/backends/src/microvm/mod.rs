@@ -7,6 +7,7 @@
 mod cage;
 mod capture;
 mod create;
+mod decompress;
 mod driver;
 pub mod firecracker;
 mod identity;
@@ -14,6 +15,7 @@ mod image;
 mod initramfs;
 mod kernel;
 mod kvm;
+mod modules;
 mod oci;
 mod private;
 mod probe;
@@ -65,6 +67,9 @@ const KVM: &str = "kvm";
 /// How long a machine may take to bring the last changes before it is ended without.
 const TAKING_DOWN: Duration = Duration::from_secs(15);
 
+/// What is said while a machine is prepared, which may take a minute.
+pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// How machines are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
@@ -84,6 +89,7 @@ pub struct Microvm(Arc<Inner>);
 
 struct Inner {
     options: Options,
+    progress: Progress,
     /// Builds the walls around what runs machines and what packs their roots.
     native: Arc<Native>,
     workshop: tokio::sync::OnceCell<Workshop>,
@@ -100,8 +106,14 @@ fn failed(operation: &'static str, message: impl Into<String>) -> Error {
 impl Microvm {
     /// A backend that has not touched anything yet.
     pub fn new(options: Options) -> Self {
+        Self::with_progress(options, Arc::new(|_| {}))
+    }
+
+    /// The same, which says what it prepares.
+    pub fn with_progress(options: Options, progress: Progress) -> Self {
         Self(Arc::new(Inner {
             options,
+            progress,
             native: Arc::new(Native::new()),
             workshop: tokio::sync::OnceCell::new(),
             live: Mutex::default(),
@@ -123,7 +135,8 @@ impl Inner {
             Some(settings) => Arc::new(self.firecracker(settings).await?),
             None => Arc::new(self.qemu(&store)?),
         };
-        Ok(Workshop { store, native: Arc::clone(&self.native), driver, runner: self.runner() })
+        let (native, progress) = (Arc::clone(&self.native), Arc::clone(&self.progress));
+        Ok(Workshop { store, native, driver, runner: self.runner(), progress })
     }
 
     /// The driver that needs a processor which runs guests, if there is one.
@@ -170,10 +183,10 @@ impl Inner {
 
     /// Tells what runs machines from another that would not continue its templates.
     fn runner(&self) -> String {
-        let version = |path: &Path| fingerprint::version(path).unwrap_or_default();
         match &self.options.firecracker {
-            Some(settings) => format!("firecracker {}", version(&settings.binary)),
+            Some(settings) => settings.fingerprint(),
             None => {
+                let version = |path: &Path| fingerprint::version(path).unwrap_or_default();
                 let program = qemu::program().map(version).unwrap_or_default();
                 format!("qemu {program} {:?}", self.power())
             }

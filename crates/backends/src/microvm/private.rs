@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_core::{Result, SandboxId};
 
 use super::{NAME, failed};
-use crate::linux::private;
+use crate::linux::{self, private};
 
 const PREFIX: &str = "microvm-";
 
@@ -45,6 +45,26 @@ impl Private {
     /// Removes it.
     pub(super) fn remove(&self) -> Result<()> {
         remove(&self.id)
+    }
+}
+
+/// One that is removed with this value: of a machine that is prepared, which nobody asks for again.
+pub(super) struct Trial(Private);
+
+impl Trial {
+    pub(super) fn make() -> Result<Self> {
+        Private::make(&linux::trial_id()).map(Self)
+    }
+
+    pub(super) fn get(&self) -> &Private {
+        &self.0
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        // What stays is swept by the next engine.
+        let _ = self.0.remove();
     }
 }
 

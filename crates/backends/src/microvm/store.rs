@@ -34,6 +34,23 @@ pub(super) struct Maker {
     _lock: File,
 }
 
+/// A directory in which something is made. What does not take its place in the store is removed with this value,
+/// which must not outlive the right to make things.
+pub(super) struct Draft(PathBuf);
+
+impl Draft {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // What stays is cleared by the next to make something.
+        let _ = clear(&self.0);
+    }
+}
+
 /// A kind of thing.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
@@ -164,10 +181,10 @@ impl Maker {
     }
 
     /// An empty directory to make something in.
-    pub(super) fn draft(&self, name: &str) -> Result<PathBuf> {
+    pub(super) fn draft(&self, name: &str) -> Result<Draft> {
         let path = self.store.0.join(format!("{DRAFT}{name}"));
         let made = clear(&path).and_then(|()| DirBuilder::new().mode(0o700).create(&path));
-        made.map(|()| path).map_err(unusable)
+        made.map(|()| Draft(path)).map_err(unusable)
     }
 
     /// Puts something into its place, and removes the oldest of its kind.
@@ -195,16 +212,22 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let store = Store::open(Some(place.path().join("store"))).unwrap();
         let maker = store.maker().await.unwrap();
-        let left = maker.draft("left").unwrap();
-        fs::write(left.join("file"), "x").unwrap();
+        let left = place.path().join("store/new-left");
+        let draft = maker.draft("left").unwrap();
+        fs::write(draft.path().join("file"), "x").unwrap();
+        assert!(left.exists());
+        drop(draft);
+        assert!(!left.exists());
+        // Whoever was killed half-way dropped nothing.
+        std::mem::forget(maker.draft("left").unwrap());
         drop(maker);
         let maker = store.maker().await.unwrap();
         assert!(!left.exists());
         for number in 0..KEPT + 3 {
             let name = number.to_string();
             let draft = maker.draft(&name).unwrap();
-            File::open(&draft).unwrap().set_modified(SystemTime::now()).unwrap();
-            maker.keep(Kind::Template, &name, &draft).unwrap();
+            File::open(draft.path()).unwrap().set_modified(SystemTime::now()).unwrap();
+            maker.keep(Kind::Template, &name, draft.path()).unwrap();
             std::thread::sleep(Duration::from_millis(2));
         }
         assert_eq!(store.entries("templates").len(), KEPT);

@@ -18,16 +18,16 @@ use super::driver::{Disk, Driver, Machine, Saved, Vm};
 use super::image::Root;
 use super::initramfs::Initramfs;
 use super::kernel::Kernel;
-use super::private::Private;
+use super::private::Trial;
 use super::store::{Kind, Maker, Store};
-use super::{failed, probe, tsc};
+use super::{Progress, create, failed, probe, tsc};
 use crate::across::far::{PROGRAM, SUM};
 use crate::across::guest::{LINE, Ready};
-use crate::linux::{self, fingerprint};
+use crate::linux::fingerprint;
 use crate::native::Native;
 
 /// How a machine is made has changed whenever this does.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// How long one may take to start, measure and wait.
 const STARTING: Duration = Duration::from_secs(180);
 /// What a guest's kernel and this program take of its memory.
@@ -88,6 +88,7 @@ pub(super) struct Workshop {
     pub driver: Arc<dyn Driver>,
     /// What tells that driver from others.
     pub runner: String,
+    pub progress: Progress,
 }
 
 impl Workshop {
@@ -115,9 +116,13 @@ impl Workshop {
         let key = wanted.root.fingerprint()?;
         let image = match Root::find(&self.store, &key) {
             Some(image) => image,
-            None => wanted.root.make(&self.native, &maker, &key).await?,
+            None => {
+                (self.progress)(wanted.root.packing());
+                wanted.root.make(&self.native, &maker, &key).await?
+            }
         };
         let kernel = Kernel::find()?;
+        (self.progress)("preparing a machine: starting one that others are copies of …");
         let measured = self.make(&maker, wanted, &kernel, &key, &image).await?;
         let name = wanted.key(&self.runner, &kernel, &key);
         let dir = self.store.find(Kind::Template, &name);
@@ -134,16 +139,35 @@ impl Workshop {
         image: &Path,
     ) -> Result<Capabilities> {
         let draft = maker.draft("template")?;
-        let machine = furnish(wanted, kernel, image, &draft).await?;
-        let private = Private::make(&linux::trial_id())?;
-        let made = self.run(&machine, private.id(), private.path(), &draft).await;
+        let machine = furnish(wanted, kernel, image, draft.path()).await?;
+        let trial = Trial::make()?;
+        let private = trial.get();
+        let made = self.run(&machine, private.id(), private.path(), draft.path()).await;
         let ended = self.native.destroy(private.id()).await;
         private.remove()?;
         let measured = made.and_then(|measured| ended.map(|()| measured))?;
+        self.try_copy(&Source::prepared(draft.path(), image, wanted)).await?;
         let spare = [&machine.kernel, &machine.initramfs];
         spare.into_iter().try_for_each(fs::remove_file).map_err(unreadable)?;
-        maker.keep(Kind::Template, &wanted.key(&self.runner, kernel, key), &draft)?;
+        maker.keep(Kind::Template, &wanted.key(&self.runner, kernel, key), draft.path())?;
         Ok(measured)
+    }
+
+    /// Continues a copy once, up to its first word: what cannot be continued here is no template, and a backend
+    /// without one is not available.
+    async fn try_copy(&self, source: &Source) -> Result<()> {
+        let trial = Trial::make()?;
+        let private = trial.get();
+        let disk = private.path().join("disk");
+        create::copy_disk(source.disk.clone(), disk.clone()).await?;
+        let (machine, dir) = (source.machine(disk), private.path());
+        let vm = self.driver.resume(private.id(), &machine, &source.saved, dir).await?;
+        let greeted = match vm.connect().await {
+            Ok(pipe) => create::greet(private.id(), pipe, &*vm).await.map(drop),
+            Err(error) => Err(error),
+        };
+        let ended = vm.end().await;
+        greeted.and(ended).and(self.native.destroy(private.id()).await)
     }
 
     async fn run(
@@ -247,12 +271,19 @@ fn format(path: &Path, size: Bytes) -> io::Result<()> {
 impl Template {
     /// What a copy of it is continued from.
     pub(super) fn source(&self) -> Source {
-        Source {
-            saved: Saved { touched: None, ..Saved::within(&self.dir) },
-            disk: self.dir.join("disk"),
-            root: self.image.clone(),
-            memory: self.wanted.memory,
-            cpus: self.wanted.cpus,
+        Source::prepared(&self.dir, &self.image, &self.wanted)
+    }
+}
+
+impl Source {
+    /// A machine that was prepared in this directory.
+    fn prepared(dir: &Path, image: &Path, wanted: &Wanted) -> Self {
+        Self {
+            saved: Saved { touched: None, ..Saved::within(dir) },
+            disk: dir.join("disk"),
+            root: image.to_owned(),
+            memory: wanted.memory,
+            cpus: wanted.cpus,
         }
     }
 }
@@ -260,6 +291,7 @@ impl Template {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::Mutex;
     use std::time::Instant;
 
     use stockade_core::Limits;
@@ -286,15 +318,24 @@ mod tests {
         let helper = store.program().unwrap();
         let driver = Qemu::open(Arc::clone(&native), Power::Software, helper).unwrap();
         let (driver, runner) = (Arc::new(driver), "software".into());
-        let workshop = Workshop { store, native, driver: Arc::clone(&driver) as _, runner };
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&said);
+        let progress: Progress = Arc::new(move |line| heard.lock().unwrap().push(line.to_owned()));
+        let workshop =
+            Workshop { store, native, driver: Arc::clone(&driver) as _, runner, progress };
         let limits = Limits::default();
         let wanted = Wanted::of(root(place.path()), &limits);
         let begun = Instant::now();
         let template = workshop.ready(&wanted).await.unwrap();
         println!("template: {:?} {:?}", begun.elapsed(), template.measured);
+        // Once, before each step that takes a while.
+        workshop.ready(&wanted).await.unwrap();
+        let said = said.lock().unwrap().clone();
+        assert!(said.len() == 2 && said[0].contains("packing"), "{said:?}");
         for _ in 0..3 {
             let begun = Instant::now();
-            let private = Private::make(&linux::trial_id()).unwrap();
+            let trial = Trial::make().unwrap();
+            let private = trial.get();
             let (disk, source) = (private.path().join("disk"), template.source());
             sparse::copy(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap()).unwrap();
             let machine = source.machine(disk);
@@ -311,7 +352,76 @@ mod tests {
             assert_eq!(hello, HELLO);
             println!("copy: {:?}", begun.elapsed());
             vm.end().await.unwrap();
-            private.remove().unwrap();
+        }
+    }
+
+    mod needs_vm {
+        use std::future::pending;
+
+        use async_trait::async_trait;
+        use stockade_core::Boundary;
+        use tokio::sync::Notify;
+
+        use super::*;
+        use crate::microvm::private;
+
+        /// A driver that never gets a machine started, and the sandbox that it was asked for.
+        #[derive(Default)]
+        struct Never {
+            asked: Notify,
+            id: Mutex<Option<SandboxId>>,
+        }
+
+        #[async_trait]
+        impl Driver for Never {
+            fn boundary(&self) -> Boundary {
+                Boundary::Emulated
+            }
+
+            async fn version(&self) -> Result<String> {
+                Ok("never".into())
+            }
+
+            async fn boot(&self, id: &SandboxId, _: &Machine, _: &Path) -> Result<Box<dyn Vm>> {
+                *self.id.lock().unwrap() = Some(id.clone());
+                self.asked.notify_one();
+                pending().await
+            }
+
+            async fn resume(
+                &self,
+                _: &SandboxId,
+                _: &Machine,
+                _: &Saved,
+                _: &Path,
+            ) -> Result<Box<dyn Vm>> {
+                pending().await
+            }
+        }
+
+        #[tokio::test]
+        async fn a_preparation_that_is_given_up_leaves_no_directory() {
+            let place = tempfile::tempdir_in("/var/tmp").unwrap();
+            let store = Store::open(Some(place.path().join("store"))).unwrap();
+            let driver = Arc::new(Never::default());
+            let workshop = Workshop {
+                store,
+                native: Arc::new(Native::new()),
+                driver: Arc::clone(&driver) as _,
+                runner: "never".into(),
+                progress: Arc::new(|_| {}),
+            };
+            let wanted = Wanted::of(root(place.path()), &Limits::default());
+            tokio::select! {
+                _ = workshop.ready(&wanted) => panic!("it never starts"),
+                () = driver.asked.notified() => {}
+            }
+            let id = driver.id.lock().unwrap().clone().unwrap();
+            assert!(!private::ids().contains(&id), "its private directory is left");
+            let entries = fs::read_dir(place.path().join("store")).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let drafts: Vec<_> = names.filter(|name| name.starts_with("new-")).collect();
+            assert_eq!(drafts, Vec::<String>::new());
         }
     }
 }

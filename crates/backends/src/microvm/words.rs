@@ -123,6 +123,7 @@ fn why(status: &ExitStatus) -> String {
         ) => format!("\nit did not start: {what}"),
         ExitStatus::LimitExceeded(limit) => format!("\nit went beyond its limit: {limit}"),
         ExitStatus::Signalled(signal) => format!("\nit was ended by signal {signal}"),
-        ExitStatus::Exited(_) | ExitStatus::Lost(_) => String::new(),
+        ExitStatus::Exited(code) => format!("\nit exited with code {code}"),
+        ExitStatus::Lost(_) => String::new(),
     }
 }

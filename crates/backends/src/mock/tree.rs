@@ -51,14 +51,18 @@ pub struct Tree {
     room: u64,
 }
 
+/// The private writable places of every sandbox.
+const PRIVATE: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/dev/shm"];
+
 /// How many links may be followed: the kernel's own number.
 const MOST_LINKS: u32 = 40;
 
 impl Tree {
-    /// A tree with an empty workspace, `/tmp` and a little of `/etc`; at most `room` bytes of files.
+    /// A tree with an empty workspace, private places and a little of `/etc`; at most `room` bytes of files.
     pub fn new(read_only_workspace: bool, writable_root: bool, room: u64) -> Self {
         let mut nodes = BTreeMap::new();
-        for directory in [WORKSPACE_ROOT, "/tmp", "/etc", "/usr"] {
+        let others = [WORKSPACE_ROOT, "/etc", "/usr", "/var", "/home", "/dev"];
+        for directory in PRIVATE.into_iter().chain(others) {
             nodes.insert(directory.to_owned(), Node::Directory);
         }
         nodes.insert("/etc/hostname".into(), Node::File(b"mock\n".to_vec()));
@@ -227,7 +231,7 @@ impl Tree {
         let below = |root: &str| at == root || at.starts_with(&format!("{root}/"));
         let allowed = match () {
             () if below(WORKSPACE_ROOT) => !self.read_only_workspace,
-            () if below("/tmp") => true,
+            () if PRIVATE.into_iter().any(below) => true,
             () => self.writable_root,
         };
         if allowed { Ok(()) } else { Err(Errno::ReadOnly) }

@@ -39,6 +39,9 @@ mod needs_git {
 mod needs_ssh {
     mod teleport;
 }
+mod needs_vm {
+    mod tck;
+}
 mod needs_wasm {
     mod wasm;
 }

@@ -110,21 +110,38 @@ pub(super) fn version(path: &Path) -> Result<(u64, u64, i64, u64), Failure> {
 }
 
 fn image(path: &Path) -> Result<Vec<Item>, Failure> {
+    resolved(path).at(Wall::Source, &name(path))?;
+    let mut entries = entry_names(path)?;
+    entries.retain(|entry| !OURS.contains(&entry.as_str()));
+    if lacks_var_tmp(path) {
+        // Laid entry by entry, so that the mount point can be made beside them.
+        entries.retain(|entry| entry != "var");
+        let var = entry_names(&path.join("var"))?.into_iter().filter(|entry| entry != "tmp");
+        entries.extend(var.map(|entry| format!("var/{entry}")));
+    }
+    let items: Result<Vec<_>, _> = entries.iter().map(|entry| image_item(path, entry)).collect();
+    Ok(items?.into_iter().flatten().collect())
+}
+
+fn entry_names(directory: &Path) -> Result<Vec<String>, Failure> {
     let unreadable = |error: std::io::Error| {
         let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
-        Failure::new(Wall::Source, errno, name(path))
+        Failure::new(Wall::Source, errno, name(directory))
     };
-    resolved(path).at(Wall::Source, &name(path))?;
-    let mut items = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?.file_name();
-        match entry.to_str() {
-            Some(entry) if OURS.contains(&entry) => {}
-            Some(entry) => items.extend(image_item(path, entry)?),
-            None => {}
-        }
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
+        names.extend(entry.map_err(unreadable)?.file_name().into_string());
     }
-    Ok(items)
+    Ok(names)
+}
+
+/// Whether an image has a `/var` in which there is no mount point for the private `/var/tmp`.
+fn lacks_var_tmp(image: &Path) -> bool {
+    let is_directory = |inside: &str| {
+        rustix::fs::lstat(image.join(inside))
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    };
+    is_directory("var") && !is_directory("var/tmp")
 }
 
 /// Like [`item`], but a file is mounted: an image's own programs keep their size and their mode.

@@ -175,11 +175,9 @@ fn write_new(root: &OwnedFd, path: &Path, content: &[u8]) -> Result<(), Errno> {
 
 /// Mount points that every sandbox needs, and those this plan names where the root can hold them.
 fn lay_mount_points(root: &OwnedFd, targets: &[(PathBuf, bool)]) -> Result<(), Failure> {
-    for place in ["/proc", "/sys", "/tmp", "/run", HOME, "/dev/pts", "/dev/shm"] {
+    for place in ["/proc", "/sys", "/tmp", "/var/tmp", "/run", HOME, "/dev/pts", "/dev/shm"] {
         fs::make_place(root, Path::new(place), true).at(Wall::Template, place)?;
     }
-    // An image that has a /var without a /var/tmp does without one.
-    let _ = fs::make_place(root, Path::new("/var/tmp"), true);
     for (target, directory) in targets {
         match fs::make_place(root, target, *directory) {
             // Below a private place of the sandbox it is made there, when that exists.

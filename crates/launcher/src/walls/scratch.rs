@@ -25,12 +25,8 @@ pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure
     for (number, (target, mode)) in PRIVATE.into_iter().enumerate() {
         let name = number.to_string();
         rustix::fs::mkdirat(&memory, &name, Mode::from_raw_mode(mode)).at(wall, target)?;
-        match show(root, &name, Path::new(target)) {
-            Ok(()) => places.push(PathBuf::from(target)),
-            // An image's own /var may have no /var/tmp, and nothing can be made there.
-            Err(Errno::NOENT) if target == "/var/tmp" => {}
-            Err(errno) => return Err(Failure::new(wall, errno, target)),
-        }
+        show(root, &name, Path::new(target)).at(wall, target)?;
+        places.push(PathBuf::from(target));
     }
     Ok(places)
 }

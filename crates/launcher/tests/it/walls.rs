@@ -322,20 +322,50 @@ fn a_directory_can_be_the_root() {
         }
         std::fs::write(image.path().join("etc/mark"), "image").unwrap();
         let root = stockade_launcher::Root::Directory(image.path().canonicalize().unwrap());
-        // The stand-in agent is linked dynamically, so the image borrows the host's libraries.
-        let mounts = ["lib", "lib64"]
-            .map(|name| Mount {
-                source: std::path::Path::new("/").join(name).canonicalize().unwrap(),
-                target: format!("/{name}").into(),
-                read_only: true,
-            })
-            .to_vec();
+        let mounts = borrowed_libraries();
         let mut inside = launch(launcher, &LaunchPlan { root, mounts, ..plan() });
         assert_eq!(inside.read("/etc/mark").as_deref(), Some("image"));
         assert_eq!(inside.read("/etc/passwd"), None);
         assert_eq!(inside.list("/home").unwrap(), ["sandbox"]);
         assert_eq!(inside.write("/etc/mark"), EROFS);
         assert_eq!(inside.write("/tmp/x"), 0);
+    });
+}
+
+/// The host's libraries: the stand-in agent is linked dynamically, so that an image borrows them.
+fn borrowed_libraries() -> Vec<Mount> {
+    let library = |name: &str| Mount {
+        source: std::path::Path::new("/").join(name).canonicalize().unwrap(),
+        target: format!("/{name}").into(),
+        read_only: true,
+    };
+    ["lib", "lib64"].map(library).to_vec()
+}
+
+#[test]
+fn an_image_whose_var_has_no_tmp_has_every_private_place_and_its_own_files() {
+    for_each_owner(|owner, launcher| {
+        let image = directory(owner);
+        for made in ["usr", "var/lib/own"] {
+            std::fs::create_dir_all(image.path().join(made)).unwrap();
+        }
+        std::fs::write(image.path().join("var/lib/own/mark"), "image").unwrap();
+        std::fs::write(image.path().join("var/file"), "image").unwrap();
+        let root = stockade_launcher::Root::Directory(image.path().canonicalize().unwrap());
+        // Only root can change a copy of what is root's.
+        let both = [None, Some(16 << 20)];
+        let ways = if owner == Owner::Root { &both[..] } else { &both[..1] };
+        for copy_on_write in ways.iter().copied() {
+            let (root, mounts) = (root.clone(), borrowed_libraries());
+            let plan = LaunchPlan { root, mounts, copy_on_write, ..plan() };
+            let mut inside = launch(launcher, &plan);
+            assert_eq!(inside.read("/var/lib/own/mark").as_deref(), Some("image"));
+            assert_eq!(inside.read("/var/file").as_deref(), Some("image"));
+            assert_eq!(inside.write("/var/tmp/x"), 0);
+            let changed = if copy_on_write.is_some() { 0 } else { EROFS };
+            assert_eq!(inside.write("/var/lib/own/x"), changed);
+        }
+        assert!(!image.path().join("var/tmp").exists());
     });
 }
 

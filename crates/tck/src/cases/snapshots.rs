@@ -14,6 +14,8 @@ pub(super) const CASES: &[Case] = &[
     case!("a paused sandbox stands still and then goes on", "C-15", pause).needs(&[Feature::Pause]),
     case!("a snapshot of the files brings them back as they were", "C-22", files)
         .needs(&[Feature::FilesSnapshot]),
+    case!("a snapshot of the files holds every private place", "C-22", private_places)
+        .needs(&[Feature::FilesSnapshot, Feature::HostImage]),
     case!("a snapshot says nothing that is secret", "C-41", no_secret)
         .needs(&[Feature::FilesSnapshot]),
     case!("a full snapshot brings files back while the program goes on", "C-22", full)
@@ -93,6 +95,27 @@ async fn files(kit: Kit) -> Verdict {
     same!("the file that was new", room.facts(["read", "new"]).await?["ok"], json!(false));
     let unknown = room.restore(&"nosuchsnapshot".parse()?).await;
     check!(unknown.is_err(), "expected an unknown snapshot to be refused, but it was brought back");
+    Ok(())
+}
+
+/// The private writable places of every sandbox (C-03).
+const PRIVATE: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/dev/shm"];
+
+async fn private_places(kit: Kit) -> Verdict {
+    let room = kit.room().await?;
+    let files = PRIVATE.map(|place| format!("{place}/{}", kit.mark()));
+    for file in &files {
+        let written = room.facts(["write", file, "before"]).await?;
+        check!(written["ok"] == json!(true), "expected to write {file}, saw {written}");
+    }
+    let snapshot = room.snapshot(SnapshotKind::Files).await?;
+    for file in &files {
+        room.facts(["remove", file]).await?;
+    }
+    room.restore(&snapshot.id).await?;
+    for file in &files {
+        same!(file, room.facts(["read", file]).await?["hex"], json!("6265666f7265"));
+    }
     Ok(())
 }
 

@@ -43,7 +43,8 @@ pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-fn owned(path: &Path) -> io::Result<()> {
+/// Makes a file this process's own and nobody else's.
+pub(super) fn owned(path: &Path) -> io::Result<()> {
     let file = plain(path)?;
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     fchown(&file, Some(own.0), Some(own.1))?;

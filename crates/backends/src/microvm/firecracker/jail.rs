@@ -4,15 +4,17 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, fchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
 use super::api::{self, Sockets};
 use super::copy::{self, Owner};
 use super::{Jailer, disk_name, failed};
+use crate::linux::lock;
 use crate::microvm::driver::Disk;
 
 /// Where a machine's process works.
@@ -22,6 +24,8 @@ pub(super) struct Place {
     base: PathBuf,
     root: PathBuf,
     jailer: Option<Jailer>,
+    /// The disks that were given to the user of the jail.
+    disks: Arc<Mutex<Vec<PathBuf>>>,
 }
 
 /// The directory inside native walls.
@@ -34,17 +38,33 @@ const SHOWN: &str = "/stockade";
 pub(super) struct Shown {
     pub file: PathBuf,
     pub name: String,
-    pub writable: bool,
+    pub access: Access,
+}
+
+/// What a machine may do with a file, and whose it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Read it; it is the operator's, who decides who may.
+    Read,
+    /// Read it; it was prepared here for machines, large, and the same for many of them.
+    ReadPrepared,
+    /// Read and write it: a disk of this machine's own.
+    Write,
 }
 
 impl Shown {
     pub(super) fn new(file: &Path, name: impl Into<String>) -> Self {
-        Self { file: file.to_owned(), name: name.into(), writable: false }
+        Self { file: file.to_owned(), name: name.into(), access: Access::Read }
+    }
+
+    /// A part of a machine that was prepared here.
+    pub(super) fn prepared(file: &Path, name: impl Into<String>) -> Self {
+        Self { access: Access::ReadPrepared, ..Self::new(file, name) }
     }
 
     pub(super) fn disk(number: usize, disk: &Disk) -> Self {
-        let name = disk_name(number);
-        Self { file: disk.path.clone(), name, writable: !disk.read_only }
+        let access = if disk.read_only { Access::ReadPrepared } else { Access::Write };
+        Self { access, ..Self::new(&disk.path, disk_name(number)) }
     }
 }
 
@@ -71,7 +91,7 @@ impl Place {
             let closed = fs::set_permissions(&base, Permissions::from_mode(0o700));
             let made = closed.and_then(|()| private().create(&root));
             made.map_err(|error| misplaced(&root, error))?;
-            return Ok(Self { id, root, base, jailer: None });
+            return Ok(Self { id, root, base, jailer: None, disks: Arc::default() });
         };
         // The jailer follows links before it takes the name.
         let binary = real(binary)?;
@@ -80,7 +100,7 @@ impl Place {
         let made = private().create(&root);
         made.and_then(|()| chown(&root, Some(jailer.uid), Some(jailer.gid)))
             .map_err(|error| misplaced(&root, error))?;
-        Ok(Self { id, root, base, jailer: Some(jailer.clone()) })
+        Ok(Self { id, root, base, jailer: Some(jailer.clone()), disks: Arc::default() })
     }
 
     pub(super) fn id(&self) -> &SandboxId {
@@ -122,13 +142,30 @@ impl Place {
     }
 
     fn put_one(&self, shown: &Shown) -> Result<()> {
-        let Shown { file, name, writable } = shown;
+        let Shown { file, name, access } = shown;
         let at = self.root.join(name);
         let put = match self.owner() {
             None => symlink(inside(name), &at),
-            Some(owner) => put_in_jail(file, &at, *writable, owner),
+            Some(owner) => {
+                if *access == Access::Write {
+                    lock(&self.disks).push(file.clone());
+                }
+                put_in_jail(file, &at, *access, owner)
+            }
         };
         put.map_err(|error| misplaced(file, error))
+    }
+
+    /// Makes the disks this process's own again, once the one they were given to has ended.
+    pub(super) fn take_disks_back(&self) -> io::Result<()> {
+        for disk in std::mem::take(&mut *lock(&self.disks)) {
+            match copy::owned(&disk) {
+                // Most have no name any more.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -160,17 +197,39 @@ pub(super) fn runs(pid: i32, id: &SandboxId) -> bool {
 
 /// A second name for the same file; where that cannot be, or would give somebody else's file away, a
 /// copy. A disk that is written must be the same file, or what is written would be lost.
-fn put_in_jail(file: &Path, at: &Path, writable: bool, (uid, gid): (u32, u32)) -> io::Result<()> {
-    if writable {
-        fs::hard_link(file, at)?;
-        return chown(at, Some(uid), Some(gid));
+fn put_in_jail(file: &Path, at: &Path, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
+    match access {
+        Access::Write => {
+            fs::hard_link(file, at)?;
+            return chown(at, Some(uid), Some(gid));
+        }
+        Access::ReadPrepared => give_to_group(file, gid)?,
+        Access::Read => {}
     }
-    let readable = fs::metadata(file)?.permissions().mode() & 0o004 != 0;
-    if readable && fs::hard_link(file, at).is_ok() {
+    if is_readable(&fs::metadata(file)?, gid) && fs::hard_link(file, at).is_ok() {
         return Ok(());
     }
     copy::to_new(&File::open(file)?, at, Some((uid, gid)))?;
     fs::set_permissions(at, Permissions::from_mode(0o400))
+}
+
+/// Whether somebody of this group may read it.
+fn is_readable(found: &fs::Metadata, gid: u32) -> bool {
+    let mode = found.permissions().mode();
+    mode & 0o004 != 0 || (found.gid() == gid && mode & 0o040 != 0)
+}
+
+/// Lets the group of the jail read a file that was prepared here. It lies in a directory of this user's alone,
+/// so that nobody gets to it but by the name that it has in a jail.
+fn give_to_group(file: &Path, gid: u32) -> io::Result<()> {
+    let file = File::open(file)?;
+    let found = file.metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    if found.uid() != own || is_readable(&found, gid) {
+        return Ok(());
+    }
+    fchown(&file, None, Some(gid))?;
+    file.set_permissions(Permissions::from_mode(0o640))
 }
 
 fn misplaced(path: &Path, error: io::Error) -> Error {

@@ -101,6 +101,11 @@ impl Jailed {
         let _ = ended(&self.pidfd).await;
     }
 
+    /// How it ended, if it has.
+    pub(super) fn exit_status(&self) -> Option<std::process::ExitStatus> {
+        lock(&self.held).0.as_mut()?.try_wait().ok()?
+    }
+
     /// Kills it and waits until it is gone.
     pub(super) async fn end(&self, soon: Duration) -> Result<()> {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);

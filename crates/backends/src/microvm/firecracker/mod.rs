@@ -10,6 +10,7 @@ mod copy;
 mod jail;
 mod jailed;
 mod process;
+mod stop;
 mod version;
 mod vm;
 mod walls;
@@ -36,7 +37,7 @@ use self::vm::{Base, Machinery};
 use super::NAME;
 use super::driver::{Driver, Machine, Saved, Vm};
 use crate::linux::limits::delegation_remedy;
-use crate::linux::{find, running};
+use crate::linux::{find, fingerprint, running};
 use crate::native::Native;
 
 /// How many processors Firecracker gives a machine at most.
@@ -79,6 +80,21 @@ pub struct Jailer {
     pub uid: u32,
     /// And the group.
     pub gid: u32,
+}
+
+impl Settings {
+    /// Changes with everything that a prepared machine depends on. Not with the jailer, which only decides who
+    /// runs it.
+    pub(super) fn fingerprint(&self) -> String {
+        let version = |path: &Path| {
+            // The file behind all links: that is the one that is read.
+            let file = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            fingerprint::version(&file).unwrap_or_default()
+        };
+        let or_none = |path: &Option<PathBuf>| path.as_deref().map_or("none".into(), version);
+        let (kernel, template) = (or_none(&self.kernel), or_none(&self.cpu_template));
+        format!("firecracker {} kernel {kernel} cpu {template}", version(&self.binary))
+    }
 }
 
 /// How long everything may take.
@@ -265,7 +281,8 @@ impl Driver for Firecracker {
         dir: &Path,
     ) -> Result<Box<dyn Vm>> {
         let place = self.place(id, dir)?;
-        let files = vec![Shown::new(&saved.state, STATE), Shown::new(&saved.memory, MEMORY)];
+        let files =
+            vec![Shown::prepared(&saved.state, STATE), Shown::prepared(&saved.memory, MEMORY)];
         // Held open: what was written since is relative to it, whoever removes its name.
         let base =
             fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;

@@ -1,5 +1,6 @@
-//! A Firecracker process inside what is built around it: asked, and ended.
+//! A Firecracker process inside what is built around it: asked, stopped, and ended.
 
+use std::io;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -8,6 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use super::api::{self, Asked, Fault, Method, Sockets};
 use super::jailed::Jailed;
+use super::stop::StoppableProcess;
 use super::{Patience, failed};
 use crate::microvm::cage::Cage;
 use crate::microvm::words::Words;
@@ -26,6 +28,8 @@ pub(super) enum Inside {
 /// One process, and its socket.
 pub(super) struct Process {
     inside: Inside,
+    /// Whoever serves the API socket, once it does.
+    stoppable: Option<StoppableProcess>,
     pub sockets: Sockets,
     pub patience: Patience,
 }
@@ -37,9 +41,41 @@ impl Process {
         sockets: Sockets,
         patience: Patience,
     ) -> Result<Self> {
-        let process = Self { inside, sockets, patience };
-        let listens = process.listens().await;
-        process.or_end(listens).await
+        let mut process = Self { inside, stoppable: None, sockets, patience };
+        let found = match process.listens().await {
+            Ok(()) => process.find_server().await,
+            Err(error) => Err(error),
+        };
+        process.or_end(found).await
+    }
+
+    /// Finds the process behind the API socket, so that it can be stopped.
+    async fn find_server(&mut self) -> Result<()> {
+        let found = StoppableProcess::serving(&self.sockets).await;
+        self.stoppable = Some(found.map_err(|error| {
+            failed(ErrorCode::Unavailable, "create", "Firecracker's process cannot be found")
+                .remedy("see whether Firecracker was killed, and try again")
+                .source(error)
+        })?);
+        Ok(())
+    }
+
+    /// Stops the whole process where it is, or lets it go on. Returns when it is so.
+    pub(super) async fn stop(&self, stop: bool) -> Result<()> {
+        let operation = if stop { "pause" } else { "resume" };
+        let stopped = match &self.stoppable {
+            Some(process) => timeout(self.patience.soon, process.set_stopped(stop)).await,
+            None => Ok(Err(io::ErrorKind::NotConnected.into())),
+        };
+        let (code, error) = match stopped {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => (ErrorCode::Gone, error),
+            Err(_) => (ErrorCode::TooSlow, io::ErrorKind::TimedOut.into()),
+        };
+        let what = self.with_words("Firecracker's process cannot be stopped or continued".into());
+        Err(failed(code, operation, what.await)
+            .remedy("see whether Firecracker was killed; destroy the sandbox")
+            .source(error))
     }
 
     /// Itself, or nothing of it.
@@ -125,9 +161,17 @@ impl Process {
         self.words().so_far()
     }
 
-    /// Adds what it wrote.
-    pub(super) async fn with_words(&self, what: String) -> String {
+    /// Adds how it ended, if it has, and the last of what it wrote.
+    pub(super) async fn with_words(&self, mut what: String) -> String {
         let said = self.words().last().await;
+        let ended = match &self.inside {
+            // Among what was said.
+            Inside::Walls(_) => None,
+            Inside::Jail(jailed) => jailed.exit_status(),
+        };
+        if let Some(status) = ended {
+            what = format!("{what}; it ended by {status}");
+        }
         if said.is_empty() { what } else { format!("{what}; it wrote: {said}") }
     }
 

@@ -1,5 +1,6 @@
 //! One machine under Firecracker: its stream, its pauses, its snapshots.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,22 +60,39 @@ pub(super) struct Machinery {
 }
 
 struct State {
-    /// Nothing while it is being changed: whoever gave up waiting left that open.
+    /// Whether its process is stopped by the kernel, which is how it is paused.
+    stopped: bool,
+    /// Whether Firecracker has paused it, which it wants for a snapshot. Nothing while that is being changed:
+    /// whoever gave up waiting left that open.
     paused: Option<bool>,
     base: Base,
 }
 
 impl Machinery {
     pub(super) fn new(process: Process, place: Place, memory: Bytes, base: Base) -> Self {
-        Self { process, place, memory, state: Mutex::new(State { paused: Some(false), base }) }
+        let state = Mutex::new(State { stopped: false, paused: Some(false), base });
+        Self { process, place, memory, state }
     }
 
-    async fn set(&self, state: &mut State, paused: bool) -> Result<()> {
+    /// By the kernel: one that is stopped goes on where it was, connections to the guest included.
+    async fn set_stopped(&self, state: &mut State, stop: bool) -> Result<()> {
+        if state.stopped != stop {
+            // Whoever gives up waiting may have been heard: continuing one that was not stopped is no harm.
+            state.stopped = true;
+            self.process.stop(stop).await?;
+            state.stopped = stop;
+        }
+        Ok(())
+    }
+
+    /// By Firecracker. It answers only while its process is not stopped. The guest loses its connections if it
+    /// is resumed without a snapshot in between (see [`super::stop`]).
+    async fn set_paused(&self, state: &mut State, paused: bool) -> Result<()> {
         if state.paused == Some(paused) {
             return Ok(());
         }
         state.paused = None;
-        let (operation, word) = if paused { ("pause", "Paused") } else { ("resume", "Resumed") };
+        let (operation, word) = if paused { ("snapshot", "Paused") } else { ("resume", "Resumed") };
         let (body, limit) = (json!({ "state": word }), self.process.patience.answer);
         self.process.ask(operation, Method::PATCH, "/vm", &body, limit).await?;
         state.paused = Some(paused);
@@ -188,42 +206,85 @@ enum Attempt {
 /// An answer that is none.
 struct Refusal(String);
 
+/// Why nobody in the guest could be spoken to.
+enum Missed {
+    /// Firecracker answered this instead.
+    Refused(String),
+    /// Its process ended.
+    Ended,
+    /// The guest did not answer for this long.
+    Silent(Duration),
+}
+
+impl fmt::Display for Missed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(said) => write!(f, "Firecracker answered `{said}`"),
+            Self::Ended => write!(f, "Firecracker ended"),
+            Self::Silent(deadline) => write!(f, "the guest gave no answer within {deadline:?}"),
+        }
+    }
+}
+
+impl Missed {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Refused(_) => ErrorCode::Protocol,
+            Self::Ended => ErrorCode::Gone,
+            Self::Silent(_) => ErrorCode::TooSlow,
+        }
+    }
+
+    fn remedy(&self) -> &'static str {
+        match self {
+            Self::Refused(_) => "see that the binary is Firecracker, unchanged",
+            Self::Ended => {
+                "its last words are the guest's console or Firecracker's own: see whether the kernel \
+                 starts, finds its initramfs and disks, and has memory enough"
+            }
+            Self::Silent(_) => {
+                "see that the kernel has virtio-vsock; Firecracker 1.16.0 may lose it with a \
+                 restore, 1.16.1 does not"
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl Vm for Machinery {
     async fn connect(&self) -> Result<UnixStream> {
-        let asked = format!("asked for `CONNECT {PORT}`, ");
         let deadline = self.process.patience.connect;
-        let (code, what) = tokio::select! {
+        let missed = tokio::select! {
             greeted = self.greeted() => match greeted {
                 Ok(stream) => return Ok(stream),
-                Err(Refusal(said)) => (ErrorCode::Protocol, format!("Firecracker answered `{said}`")),
+                Err(Refusal(said)) => Missed::Refused(said),
             },
-            () = self.process.ended() => (ErrorCode::Gone, "Firecracker ended".to_owned()),
-            () = sleep(deadline) => {
-                let what = format!("the guest gave no answer within {deadline:?}");
-                (ErrorCode::TooSlow, what)
-            }
+            () = self.process.ended() => Missed::Ended,
+            () = sleep(deadline) => Missed::Silent(deadline),
         };
-        let what = self.process.with_words(asked + &what).await;
-        Err(failed(code, "create", what).remedy(
-            "see that the kernel has virtio-vsock; Firecracker 1.16.0 may lose it with a restore, \
-             1.16.1 does not",
-        ))
+        let what = format!("asked for `CONNECT {PORT}`, {missed}");
+        let what = self.process.with_words(what).await;
+        Err(failed(missed.code(), "create", what).remedy(missed.remedy()))
     }
 
     async fn pause(&self) -> Result<()> {
-        self.set(&mut *self.state.lock().await, true).await
+        let mut state = self.state.lock().await;
+        // One that stands still after a snapshot needs nothing more.
+        if state.paused == Some(true) { Ok(()) } else { self.set_stopped(&mut state, true).await }
     }
 
     async fn unpause(&self) -> Result<()> {
-        self.set(&mut *self.state.lock().await, false).await
+        let mut state = self.state.lock().await;
+        self.set_stopped(&mut state, false).await?;
+        self.set_paused(&mut state, false).await
     }
 
     async fn save(&self, into: &Path) -> Result<()> {
         let mut state = self.state.lock().await;
         // Somebody may have given up on another one.
         self.discard_drafts();
-        self.set(&mut state, true).await?;
+        self.set_stopped(&mut state, false).await?;
+        self.set_paused(&mut state, true).await?;
         let saved = self.save_paused(&mut state, &Saved::within(into)).await;
         self.discard_drafts();
         saved
@@ -239,7 +300,12 @@ impl Vm for Machinery {
     }
 
     async fn end(&self) -> Result<()> {
-        self.process.end().await
+        self.process.end().await?;
+        let place = self.place.clone();
+        let taken_back = blocking(move || place.take_disks_back()).await;
+        taken_back.map_err(|error| {
+            failed(ErrorCode::System, "destroy", "its disk cannot be taken back").source(error)
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stockade_core::{Command, Result, SandboxSpec, Workspace};
 
 use super::api;
-use super::jail::{Place, Shown, inside, real};
+use super::jail::{Access, Place, Shown, inside, real};
 use crate::microvm::cage::{Cage, host_path, largest_disk, limits, shown};
 use crate::microvm::driver::Machine;
 use crate::native::Native;
@@ -28,8 +28,8 @@ pub(super) async fn start(
     files: &[Shown],
 ) -> Result<Cage> {
     let mut mounts = vec![shown(&real(binary)?, &inside(PROGRAM), true)?];
-    for Shown { file, name, writable } in files {
-        mounts.push(shown(&real(file)?, &inside(name), !writable)?);
+    for Shown { file, name, access } in files {
+        mounts.push(shown(&real(file)?, &inside(name), *access != Access::Write)?);
     }
     // The largest file that it writes to is a disk, or the memory of a machine that is saved.
     let disk = machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE);

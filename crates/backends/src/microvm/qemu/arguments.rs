@@ -70,7 +70,8 @@ impl Order {
         order.pair("-device", format!("virtserialport,chardev=pipe,name={PORT}"));
         let control = order.give(ends.control);
         order.pair("-chardev", format!("socket,id=control,fd={control}"));
-        order.pair("-mon", "chardev=control,mode=control");
+        // As old ones and new ones take it; `-mon` is deprecated.
+        order.pair("-qmp", "chardev:control");
         Ok(order)
     }
 
@@ -88,11 +89,17 @@ impl Order {
         FIRST + self.files.len() as RawFd - 1
     }
 
+    /// The name by which QEMU opens a file that it is given.
+    pub(super) fn give_to_open(&mut self, file: OwnedFd, set: usize) -> String {
+        let number = self.give(file);
+        self.pair("-add-fd", format!("fd={number},set={set}"));
+        format!("/dev/fdset/{set}")
+    }
+
     /// A disk, opened in each of the ways in which QEMU will.
     pub(super) fn disk(&mut self, number: usize, disk: Vec<OwnedFd>, read_only: bool) {
         for way in disk {
-            let way = self.give(way);
-            self.pair("-add-fd", format!("fd={way},set={number}"));
+            self.give_to_open(way, number);
         }
         let access = if read_only { "on" } else { "off" };
         // Nobody else has it open; the two ways of its own would be in each other's way.

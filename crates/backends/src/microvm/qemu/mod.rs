@@ -8,7 +8,7 @@ mod qmp;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as Socket;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -184,9 +184,9 @@ impl Driver for Qemu {
     ) -> Result<Box<dyn Vm>> {
         let memory = self.memories.of(saved, machine.memory).map_err(no_memory)?;
         let state = File::open(&saved.state).map_err(no_memory)?;
-        let mut number = 0;
+        let mut ways = Vec::new();
         let incoming = |order: &mut Order| {
-            number = order.give(state.into());
+            ways = incoming_ways(order, &state)?;
             order.pair("-incoming", "defer");
             order.pair("-serial", "null");
             Ok(())
@@ -200,7 +200,7 @@ impl Driver for Qemu {
         }
         let vm = vm?;
         let goes_on = match filled {
-            Ok(()) => vm.go_on_from(number).await,
+            Ok(()) => vm.go_on_from(&ways).await,
             Err(error) => Err(no_memory(error)),
         };
         if goes_on.is_err() {
@@ -208,6 +208,17 @@ impl Driver for Qemu {
         }
         goes_on.map(|()| Box::new(vm) as _)
     }
+}
+
+/// The set of files, none of a disk's, in which QEMU finds the state of its devices.
+const STATE_SET: usize = 100;
+
+/// The ways in which QEMU may read the state of its devices: from a file that it is handed, which newer ones
+/// (11) refuse, or from one that it opens by name, which older ones (before 8.2) do not know.
+fn incoming_ways(order: &mut Order, state: &File) -> io::Result<Vec<String>> {
+    let handed = order.give(state.try_clone()?.into());
+    let opened = order.give_to_open(state.try_clone()?.into(), STATE_SET);
+    Ok(vec![format!("fd:{handed}"), format!("file:{opened}")])
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
@@ -228,11 +239,11 @@ impl QemuVm {
         asked.map(drop).map_err(|error| self.caged.complaint(operation, error))
     }
 
-    /// Continues it from the state of its devices, which it has been handed as this file.
-    async fn go_on_from(&self, number: RawFd) -> Result<()> {
-        let state = json!({ "uri": format!("fd:{number}") });
-        let asked = self.control.lock().await.ask("migrate-incoming", state).await;
-        asked.map(drop).map_err(|error| self.caged.complaint("create", error))
+    /// Continues it from the state of its devices, in the first of these ways that it takes.
+    async fn go_on_from(&self, ways: &[String]) -> Result<()> {
+        let mut control = self.control.lock().await;
+        let asked = control.first_taken("migrate-incoming", "uri", ways).await;
+        asked.map_err(|error| self.caged.complaint("create", error))
     }
 
     /// Stops it and writes the state of its devices: everything but memory and disks.

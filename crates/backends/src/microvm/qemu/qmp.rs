@@ -56,13 +56,36 @@ impl Qmp {
         self.settle().await
     }
 
+    /// Asks with one value of an argument after the other, until one is not refused.
+    pub(super) async fn first_taken(
+        &mut self,
+        command: &str,
+        argument: &str,
+        values: &[String],
+    ) -> io::Result<()> {
+        self.settle().await?;
+        let mut refusals = Vec::new();
+        for value in values {
+            match self.ask(command, json!({ argument: value })).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    refusals.push(error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(wrong(refusals.join("; ")))
+    }
+
     /// Waits for every answer; the last one, if none is a refusal.
     pub(super) async fn settle(&mut self) -> io::Result<Value> {
         let mut last = Value::Null;
         while self.owed > 0 {
             let answered = timeout(PATIENCE, self.answer()).await;
-            last = answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            let answered = answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+            // A refusal is an answer too.
             self.owed -= 1;
+            last = answered?;
         }
         Ok(last)
     }
@@ -105,5 +128,55 @@ impl Qmp {
     pub(super) async fn take_back(&mut self, name: &str) -> io::Result<()> {
         let number: u64 = name.rsplit('/').next().and_then(|id| id.parse().ok()).unwrap_or(0);
         self.ask("remove-fd", json!({ "fdset-id": number })).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Something that takes incoming state in this way alone, and counts what it is asked.
+    async fn only(stream: UnixStream, way: &'static str) -> usize {
+        let (mut asked, mut stream) = (0, BufReader::new(stream));
+        let mut text = Vec::new();
+        // Requests follow each other without a line's end.
+        while let Ok(1..) = stream.read_buf(&mut text).await {
+            let mut requests = serde_json::Deserializer::from_slice(&text).into_iter::<Value>();
+            let mut answers = Vec::new();
+            while let Some(Ok(request)) = requests.next() {
+                let uri = request["arguments"]["uri"].as_str().unwrap_or(way).to_owned();
+                asked += 1;
+                answers.push(match uri.starts_with(way) {
+                    true => json!({ "return": {} }),
+                    false => json!({ "error": { "desc": format!("{uri} is not supported") } }),
+                });
+            }
+            let used = requests.byte_offset();
+            text.drain(..used);
+            for answer in answers {
+                stream.get_mut().write_all(format!("{answer}\r\n").as_bytes()).await.unwrap();
+            }
+        }
+        asked
+    }
+
+    #[tokio::test]
+    async fn the_first_way_that_is_taken_is_used_and_each_answer_is_heard_once() {
+        let ways = ["fd:100".to_owned(), "file:/dev/fdset/100".to_owned()];
+        for (way, expected) in [("fd:", Some(2)), ("file:", Some(3)), ("none:", None)] {
+            let (here, there) = UnixStream::pair().unwrap();
+            let server = tokio::spawn(only(there, way));
+            let mut qmp = Qmp::begin(here).await.unwrap();
+            let taken = qmp.first_taken("migrate-incoming", "uri", &ways).await;
+            match expected {
+                Some(_) => taken.unwrap(),
+                None => {
+                    let why = taken.unwrap_err().to_string();
+                    assert!(ways.iter().all(|way| why.contains(way)), "{why}");
+                }
+            }
+            drop(qmp);
+            assert_eq!(server.await.unwrap(), expected.unwrap_or(3), "{way}");
+        }
     }
 }

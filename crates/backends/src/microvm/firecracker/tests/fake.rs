@@ -64,7 +64,14 @@ struct Guest {
     dirty: Vec<u64>,
     restored: bool,
     connections: usize,
+    /// Whether the guest was told that its connections are reset, which a snapshot does.
+    reset_told: bool,
+    /// Whether nothing goes through the vsock.
+    withheld: bool,
 }
+
+/// From here on a resume holds the vsock back until the guest acknowledges that its connections were reset.
+const HOLDS_BACK: (u32, u32) = (1, 16);
 
 type Answer = Result<Value, String>;
 
@@ -170,7 +177,7 @@ impl Fake {
         match (method, path) {
             ("PUT", "/actions") => self.act(&mut guest, text(body, "action_type")),
             ("PATCH", "/vm") => {
-                guest.pause(text(body, "state") == "Paused");
+                guest.pause(text(body, "state") == "Paused", self.version);
                 Ok(Value::Null)
             }
             ("PUT", "/snapshot/create") => {
@@ -222,8 +229,10 @@ impl Fake {
         guest.configured = serde_json::from_value(state["configured"].clone()).unwrap();
         guest.look_at_disks()?;
         (guest.started, guest.paused, guest.restored) = (true, true, true);
+        // It was told when it was saved.
+        guest.reset_told = true;
         if body["resume_vm"] == true {
-            guest.pause(false);
+            guest.pause(false, self.version);
         }
         self.listen(Some(text(&state, "uds_path").to_owned()))
     }
@@ -256,6 +265,7 @@ impl Fake {
             return note(WRONG, &format!("{asked:?} is not what the guest listens for"));
         }
         note("connected", &number.to_string());
+        self.wait_while_withheld();
         match self.mode.as_str() {
             // Nobody listens inside yet: the guest resets the connection.
             "early" if number < 4 => return,
@@ -272,8 +282,19 @@ impl Fake {
         }
         // What follows at once must not be taken for a part of the line.
         stream.write_all(format!("OK {}\nhello ", 1_073_741_824 + number).as_bytes()).unwrap();
-        let mut back = stream.try_clone().unwrap();
-        let _ = io::copy(&mut stream, &mut back);
+        let mut piece = [0; 1024];
+        while let Ok(count @ 1..) = stream.read(&mut piece) {
+            self.wait_while_withheld();
+            if stream.write_all(&piece[..count]).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn wait_while_withheld(&self) {
+        while self.state.lock().unwrap().withheld {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -297,9 +318,11 @@ impl Guest {
         self.dirty.push(page);
     }
 
-    fn pause(&mut self, paused: bool) {
+    fn pause(&mut self, paused: bool, version: (u32, u32)) {
         if self.paused && !paused {
             self.run();
+            self.withheld = version >= HOLDS_BACK && !self.reset_told;
+            self.reset_told = false;
         }
         self.paused = paused;
     }
@@ -333,6 +356,7 @@ impl Guest {
             file.write_all_at(&[*byte; PAGE as usize], page * PAGE).unwrap();
         }
         self.dirty.clear();
+        self.reset_told = true;
         let vsock = self.configured.get("/vsock").map_or("", |body| text(body, "uds_path"));
         let state = json!({
             "mem_size_mib": size >> 20,

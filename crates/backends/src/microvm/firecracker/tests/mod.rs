@@ -23,6 +23,7 @@ use stockade_core::{Backend, Boundary, Bytes, Error, ErrorCode, Millicores, Sand
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::api::{Method, Sockets, ask};
 use super::{Firecracker, Jailer, Patience, Settings, jail};
 use crate::linux::find;
 use crate::microvm::driver::{Disk, Driver, Machine, Saved, Vm};
@@ -324,6 +325,37 @@ async fn the_settings_give_another_kernel_and_a_cpu_template() {
     vm.end().await.unwrap();
 }
 
+#[test]
+fn another_binary_kernel_or_cpu_template_is_another_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["binary", "kernel-1", "kernel-2", "cpu.json"] {
+        fs::write(path(name), name).unwrap();
+    }
+    std::os::unix::fs::symlink("kernel-1", path("kernel")).unwrap();
+    let settings = |kernel: Option<&str>, cpu_template: Option<&str>| Settings {
+        binary: path("binary"),
+        kernel: kernel.map(path),
+        cpu_template: cpu_template.map(path),
+        jailer: None,
+    };
+    let all = [
+        settings(None, None),
+        settings(Some("kernel"), None),
+        settings(Some("kernel-2"), None),
+        settings(None, Some("cpu.json")),
+        settings(Some("kernel"), Some("cpu.json")),
+    ];
+    let told: std::collections::BTreeSet<_> = all.iter().map(Settings::fingerprint).collect();
+    assert_eq!(told.len(), all.len(), "{told:?}");
+    // The same name for another file.
+    let linked = settings(Some("kernel"), None);
+    let before = linked.fingerprint();
+    assert_eq!(before, settings(Some("kernel-1"), None).fingerprint());
+    fs::write(path("kernel-1"), "another kernel").unwrap();
+    assert_ne!(linked.fingerprint(), before);
+}
+
 #[tokio::test]
 async fn a_cpu_template_that_is_none_is_refused_before_anything_starts() {
     let rig = Rig::new("");
@@ -385,22 +417,90 @@ async fn too_many_processors_are_refused_before_anything_starts() {
     }
 }
 
+/// Whether each thread of the machine in this room is stopped by the kernel.
+fn stopped(rig: &Rig, room: &str) -> Vec<bool> {
+    let threads = fs::read_dir(format!("/proc/{}/task", rig.process(room))).unwrap();
+    let stat = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("stat")).unwrap();
+    threads.map(|thread| stat(thread.unwrap()).contains(") T ")).collect()
+}
+
 #[tokio::test]
-async fn a_pause_is_asked_for_once_and_undone_once() {
+async fn a_machine_that_is_paused_stands_still_and_is_spoken_to_again_when_it_goes_on() {
+    for version in ["1.10.1", NEWEST] {
+        let rig = Rig::of(version, "");
+        let vm = rig.boot("a").await.unwrap();
+        let mut open = vm.connect().await.unwrap();
+        let before = rig.paths("a").len();
+        for _ in 0..2 {
+            vm.unpause().await.unwrap();
+            vm.pause().await.unwrap();
+            vm.pause().await.unwrap();
+            assert!(stopped(&rig, "a").iter().all(|stopped| *stopped), "{version}");
+        }
+        vm.unpause().await.unwrap();
+        assert!(stopped(&rig, "a").iter().all(|stopped| !stopped), "{version}");
+        // The connection that there was, and another one.
+        open.write_all(b"you").await.unwrap();
+        let mut said = [0; 9];
+        let heard = tokio::time::timeout(4 * SHORT, open.read_exact(&mut said)).await;
+        heard.unwrap_or_else(|_| panic!("{version}: nothing goes through")).unwrap();
+        assert_eq!(&said, b"hello you");
+        says_hello(&*vm).await;
+        // Firecracker's own pause would have cost the guest its connections.
+        assert_eq!(rig.paths("a").len(), before);
+        vm.end().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_machine_that_is_paused_is_saved_and_goes_on() {
+    let rig = Rig::new("");
+    let vm = rig.boot("a").await.unwrap();
+    vm.pause().await.unwrap();
+    vm.save(&rig.room("saved")).await.unwrap();
+    vm.pause().await.unwrap();
+    vm.unpause().await.unwrap();
+    says_hello(&*vm).await;
+    vm.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_is_paused_is_ended_as_it_is() {
     let rig = Rig::new("");
     let vm = rig.boot("a").await.unwrap();
     let before = rig.paths("a").len();
-    vm.unpause().await.unwrap();
     vm.pause().await.unwrap();
-    vm.pause().await.unwrap();
-    vm.unpause().await.unwrap();
-    let states: Vec<_> = rig
-        .asked("a")
-        .drain(before..)
-        .map(|(_, path, body)| (path, body["state"].clone()))
-        .collect();
-    assert_eq!(states, [("/vm".into(), "Paused".into()), ("/vm".into(), "Resumed".into())]);
     vm.end().await.unwrap();
+    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.paths("a").len(), before, "it was asked for something");
+    // Nor is one that has ended stopped.
+    refused(vm.unpause().await, ErrorCode::Gone, &["cannot be stopped or continued"]);
+}
+
+#[tokio::test]
+async fn the_stand_in_holds_the_vsock_back_after_a_plain_pause_from_1_16_on() {
+    for (version, answered) in [("1.15.0", true), (NEWEST, false)] {
+        let rig = Rig::of(version, "");
+        let vm = rig.boot("a").await.unwrap();
+        let sockets = Sockets::of(&rig.inside("a", "")).unwrap();
+        for state in ["Paused", "Resumed"] {
+            let body = serde_json::json!({ "state": state });
+            ask(&sockets, &Method::PATCH, "/vm", &body, SHORT).await.unwrap();
+        }
+        let mut stream = sockets.connect("vsock").await.unwrap();
+        stream.write_all(b"CONNECT 1024\n").await.unwrap();
+        let connected = || fs::read_to_string(rig.inside("a", "connected")).is_ok();
+        wait_until("it hears", connected).await;
+        match answered {
+            true => assert_eq!(stream.read_u8().await.unwrap(), b'O'),
+            // It never is: a short look does.
+            false => {
+                let first = tokio::time::timeout(Duration::from_millis(100), stream.read_u8());
+                assert!(first.await.is_err());
+            }
+        }
+        vm.end().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -474,11 +574,12 @@ async fn a_save_that_was_given_up_half_way_spoils_neither_the_machine_nor_the_ne
 }
 
 #[tokio::test]
-async fn after_a_pause_that_was_given_up_half_way_the_machine_can_go_on() {
+async fn after_a_save_that_was_given_up_at_its_pause_the_machine_can_go_on() {
     let rig = Rig::new("silent-once /vm");
     let vm = rig.boot("a").await.unwrap();
+    let saved = rig.room("saved");
     tokio::select! {
-        _ = vm.pause() => panic!("it is silent"),
+        _ = vm.save(&saved) => panic!("it is silent"),
         () = wait_until("it is asked", || rig.paths("a").contains(&"PATCH /vm".into())) => {}
     }
     // Nobody knows whether it was stopped: it has to be asked.
@@ -604,7 +705,7 @@ async fn a_machine_whose_process_died_is_gone_and_not_waited_for() {
     let pid = rustix::process::Pid::from_raw(rig.process("a")).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     refused(vm.connect().await, ErrorCode::Gone, &["Firecracker ended"]);
-    refused(vm.pause().await, ErrorCode::Unavailable, &["`PATCH /vm`", "cannot be reached"]);
+    refused(vm.pause().await, ErrorCode::Gone, &["cannot be stopped", "ended by signal"]);
     vm.end().await.unwrap();
 }
 
@@ -648,8 +749,36 @@ async fn silence_is_not_waited_out() {
 #[tokio::test]
 async fn a_process_that_dies_over_a_request_says_why() {
     let rig = Rig::new("die /actions");
-    let parts = ["`PUT /actions`", "it wrote:", "guest memory is gone"];
+    let parts = ["`PUT /actions`", "it wrote:", "guest memory is gone", "exited with code 7"];
     refused(rig.boot("a").await, ErrorCode::Unavailable, &parts);
+}
+
+#[tokio::test]
+async fn each_way_of_not_reaching_the_guest_has_a_remedy_of_its_own() {
+    for mode in ["", "nonsense", "mute"] {
+        let mut rig = Rig::new(mode);
+        if mode == "mute" {
+            rig.patience.connect = SHORT;
+        }
+        let vm = rig.boot("a").await.unwrap();
+        let expected = match mode {
+            "" => {
+                // Killed by somebody else.
+                let pid = rustix::process::Pid::from_raw(rig.process("a")).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                wait_until("it has ended", || vm.said().contains("signal")).await;
+                "last words"
+            }
+            "nonsense" => "unchanged",
+            _ => "virtio-vsock",
+        };
+        let error = vm.connect().await.unwrap_err();
+        let hint = error.hint().unwrap().to_owned();
+        assert!(hint.contains(expected), "{mode}: {hint}");
+        assert_eq!(hint.contains("vsock"), mode == "mute", "{hint}");
+        assert_eq!(error.to_string().contains("ended by signal"), mode.is_empty(), "{error}");
+        vm.end().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -864,6 +993,7 @@ fn an_ordinary_user_has_the_same() {
         "a_share_of_processor_time_is_held_by_the_walls_or_refused",
         "the_end_is_the_end_and_may_be_asked_for_twice",
         "a_machine_that_is_dropped_ends",
+        "a_machine_that_is_paused_stands_still_and_is_spoken_to_again_when_it_goes_on",
     ];
     for test in all {
         ordinary::repeat(module_path!(), test);
@@ -935,11 +1065,24 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
     assert_eq!(of("initramfs").uid(), 0);
     vm.save(&rig.room("saved")).await.unwrap();
     assert_eq!((of("saved/memory").uid(), of("saved/memory").mode() & 0o777), (0, 0o600));
+    fs::set_permissions(rig.path("root.img"), fs::Permissions::from_mode(0o600)).unwrap();
     let clone = rig.resume("saved", "b").await.unwrap();
+    // What was prepared for many machines is the same file in each jail, for its group to read.
+    let jail = &format!("b/firecracker/{}/root", rig.id("b"));
+    for (prepared, shown) in
+        [("saved/memory", "memory"), ("saved/state", "state"), ("root.img", "disk0")]
+    {
+        let found = of(prepared);
+        assert_eq!(found.ino(), of(&format!("{jail}/{shown}")).ino(), "{prepared} was copied");
+        let access = (found.uid(), found.gid(), found.mode() & 0o777);
+        assert_eq!(access, (0, 12346, 0o640), "{prepared}");
+    }
     clone.save(&rig.room("again")).await.unwrap();
     assert_eq!(rig.pages("again"), [(0, 1), (1, 2)]);
     clone.end().await.unwrap();
     vm.end().await.unwrap();
+    // Its disk is nobody else's any more.
+    assert_eq!((of("work.img").uid(), of("work.img").mode() & 0o777), (0, 0o600));
 }
 
 #[tokio::test]
