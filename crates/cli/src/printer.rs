@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
-use stockade_core::Error;
+use stockade_core::{Error, is_unsafe_to_show};
 
 /// The exit code of stockade's own failures.
 pub const OWN_ERROR: i32 = 125;
@@ -91,14 +91,14 @@ impl Printer {
             serde_json::to_string(value)
         };
         match written {
-            Ok(text) => self.data(&format!("{text}\n")),
+            Ok(text) => self.data(&format!("{}\n", escaped_json(&text))),
             Err(error) => self.note(&format!("the answer cannot be written as JSON: {error}")),
         }
     }
 
     /// Talk: one line on standard error.
     pub fn note(&self, text: &str) {
-        let line = format!("stockade: {}\n", without_numbers(text));
+        let line = format!("stockade: {}\n", printable(&without_numbers(text)));
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 
@@ -167,6 +167,27 @@ fn with_causes(error: &Error, mut text: String) -> String {
     text
 }
 
+/// What a terminal must not obey, as text: whatever was forgotten where it came in ends here. Lines stay lines.
+fn printable(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => c.to_string(),
+        c if is_unsafe_to_show(c) => c.escape_unicode().to_string(),
+        c => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
+/// The same for JSON, which leaves some control characters in its strings as they are.
+fn escaped_json(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' => c.to_string(),
+        // All of them are of the first plane.
+        c if is_unsafe_to_show(c) => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 /// The text without ` (os error 2)`: the words beside it say the same.
 fn without_numbers(text: &str) -> String {
     let mut parts = text.split(" (os error ");
@@ -180,6 +201,17 @@ fn without_numbers(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_printed() {
+        assert_eq!(printable("a\x1b[2Jb\u{9b}\u{202e}\nc"), "a\\u{1b}[2Jb\\u{9b}\\u{202e}\nc");
+        let text = serde_json::to_string(&json!({ "a": "\u{9b}2J\u{202e}\x1b" })).unwrap();
+        let shown = escaped_json(&text);
+        assert!(!shown.chars().any(is_unsafe_to_show), "{shown:?}");
+        let (given, back): (serde_json::Value, serde_json::Value) =
+            (serde_json::from_str(&text).unwrap(), serde_json::from_str(&shown).unwrap());
+        assert_eq!(given, back);
+    }
 
     #[test]
     fn numbers_of_system_errors_are_left_out() {

@@ -14,7 +14,7 @@ use stockade_backends::native::Native;
 use stockade_backends::ssh::Ssh;
 #[cfg(feature = "wasm")]
 use stockade_backends::wasm::{self, Wasm, Worker};
-use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
+use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result, clean_foreign};
 use stockade_engine::Engine;
 
 use crate::absent::absent;
@@ -80,7 +80,7 @@ fn telling(interval: Duration) -> Progress {
         let due = last.is_none_or(|last| last.elapsed() >= interval);
         if due && std::io::stderr().is_terminal() {
             *last = Some(Instant::now());
-            let line: String = line.chars().filter(|c| !c.is_control()).take(160).collect();
+            let line: String = clean_foreign(line).chars().take(160).collect();
             let _ = writeln!(std::io::stderr(), "stockade: {line}");
         }
     })

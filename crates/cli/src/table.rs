@@ -1,6 +1,8 @@
 //! Tables that fit the terminal: every column as wide as it needs, the last one wrapped or cut to
 //! what is left. Where nobody looks, nothing is, so that lines can be searched.
 
+use stockade_core::is_unsafe_to_show;
+
 use crate::printer::{Printer, Tone};
 
 const GAP: usize = 2;
@@ -45,7 +47,7 @@ impl Cell {
 /// What a guest or a caller wrote may hold anything; a terminal must not obey it.
 fn printable(line: &str) -> String {
     let shown = |c: char| {
-        if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
+        if is_unsafe_to_show(c) { c.escape_default().to_string() } else { c.to_string() }
     };
     line.chars().map(shown).collect()
 }

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BackendName, Boundary, Feature};
+use crate::{BackendName, Boundary, Feature, clean_foreign};
+
+/// The most gaps that a peer may tell of.
+const MAX_GAPS: usize = 64;
 
 /// How far a backend has one feature on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +109,32 @@ impl Capabilities {
     ) -> Self {
         let unavailable = Some((reason.into(), remedy.into()));
         Self { unavailable, ..Self::none(backend, boundary) }
+    }
+
+    /// What somebody else says that it measured, with every text [cleaned](crate::clean_foreign).
+    #[must_use]
+    pub fn from_a_peer(mut self) -> Self {
+        let clean = |text: &mut String| *text = clean_foreign(text);
+        if let Some((reason, remedy)) = &mut self.unavailable {
+            [reason, remedy].into_iter().for_each(clean);
+        }
+        self.only_by_name.iter_mut().for_each(clean);
+        self.gaps.truncate(MAX_GAPS);
+        for Gap { clause, what, remedy } in &mut self.gaps {
+            [clause, what, remedy].into_iter().for_each(clean);
+        }
+        for support in self.features.values_mut() {
+            match support {
+                Support::Full { by } => clean(by),
+                Support::Partial { by, gap, remedy } => {
+                    [by, gap, remedy].into_iter().for_each(clean);
+                }
+                Support::Missing { reason, remedy } => {
+                    [reason, remedy].into_iter().for_each(clean);
+                }
+            }
+        }
+        self
     }
 
     /// Adds or replaces what was measured for one feature.

@@ -20,6 +20,7 @@ mod path;
 mod portable;
 mod secrets;
 mod spec;
+mod text;
 mod units;
 
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
@@ -42,4 +43,5 @@ pub use network::{EgressRule, Network};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use spec::{BackendChoice, Image, Mount, RootMode, SandboxSpec, User, Workspace};
+pub use text::{MAX_FOREIGN_CHARS, clean_foreign, is_unsafe_to_show};
 pub use units::{Bytes, Millicores, Span, UnitError};

@@ -16,6 +16,14 @@ use crate::history::History;
 /// How long a killed process may take to report its end before it counts as not confirmed.
 const KILL_GRACE: Duration = Duration::from_secs(5);
 
+/// How many events are taken before timers are looked at.
+const EVENTS_AT_ONCE: u64 = 32;
+
+/// More than any host has or does: what a backend counted beyond it was not counted.
+const MAX_PROCESSORS: u32 = 4096;
+const MAX_MEMORY_BYTES: u64 = 1 << 46;
+const MAX_OUTPUT_PER_SECOND: u64 = 64 << 30;
+
 /// What became of the process.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -33,6 +41,7 @@ struct Pump<'a> {
     history: &'a History,
     control: &'a dyn ProcessControl,
     room: u64,
+    started: Instant,
     /// Whether it was said that nothing more is wanted.
     hushed: bool,
     stdout: StreamReport,
@@ -59,24 +68,31 @@ impl Pump<'_> {
         }
     }
 
-    /// Counts what was dropped where it was written. The number is the guest's word.
+    /// Counts what was dropped where it was written. The number is the guest's word, and no larger than any
+    /// program can write.
     fn count(&mut self, unsent: Unsent) {
-        self.stdout.dropped = self.stdout.dropped.saturating_add(unsent.stdout);
-        self.stderr.dropped = self.stderr.dropped.saturating_add(unsent.stderr);
+        let most = MAX_OUTPUT_PER_SECOND.saturating_mul(self.started.elapsed().as_secs() + 1);
+        self.stdout.dropped = self.stdout.dropped.saturating_add(unsent.stdout.min(most));
+        self.stderr.dropped = self.stderr.dropped.saturating_add(unsent.stderr.min(most));
     }
 
     /// Reads events until the end. Cancel-safe: it may be polled again after being left half-way.
     async fn drive(&mut self, events: &mut dyn ProcessEvents) -> Exit {
-        loop {
+        for count in 1u64.. {
+            // A flood is always ready: the timers beside it have to be looked at all the same.
+            if count.is_multiple_of(EVENTS_AT_ONCE) {
+                tokio::task::yield_now().await;
+            }
             match events.next().await {
                 Some(ProcessEvent::Output(stream, data)) => self.accept(stream, data).await,
                 Some(ProcessEvent::Exit(exit)) => {
                     self.count(exit.unsent);
                     return exit;
                 }
-                None => return ExitStatus::Lost("its events ended without an exit".into()).into(),
+                None => break,
             }
         }
+        ExitStatus::Lost("its events ended without an exit".into()).into()
     }
 }
 
@@ -93,7 +109,7 @@ pub(crate) async fn supervise(
     let room = limits.output.map_or(u64::MAX, |cap| cap.0);
     let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
     let control = control.as_ref();
-    let mut pump = Pump { history, control, room, hushed: false, stdout, stderr };
+    let mut pump = Pump { history, control, room, started, hushed: false, stdout, stderr };
     let (exit, stopped) = {
         let drive = pump.drive(events.as_mut());
         tokio::pin!(drive);
@@ -111,10 +127,18 @@ pub(crate) async fn supervise(
     };
     let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
-    let usage = Usage::new(started.elapsed().into(), exit.cpu_time, exit.peak_memory);
-    let usage = Usage { fuel: exit.fuel, ..usage };
+    let usage = usage(started.elapsed(), &exit);
     let ending = stopped.unwrap_or_else(|| ending_of(exit.status));
     Ended { ending, usage, stdout: pump.stdout, stderr: pump.stderr, confirmed }
+}
+
+/// What it used, as far as that is known. A number that no host could have counted is not one: the other end
+/// of a pipe may say anything.
+fn usage(elapsed: Duration, exit: &Exit) -> Usage {
+    let most_cpu = (elapsed + Duration::from_secs(1)).saturating_mul(MAX_PROCESSORS);
+    let cpu = exit.cpu_time.filter(|used| Duration::from(*used) <= most_cpu);
+    let memory = exit.peak_memory.filter(|peak| peak.0 <= MAX_MEMORY_BYTES);
+    Usage { fuel: exit.fuel, ..Usage::new(elapsed.into(), cpu, memory) }
 }
 
 /// Resolves when the process has to be ended from outside.
@@ -182,9 +206,10 @@ fn ending_of(status: ExitStatus) -> Ending {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use async_trait::async_trait;
-    use stockade_core::{Limits, Result, Span};
+    use stockade_core::{Limits, Result, Signal, Span};
 
     use super::*;
     use crate::history::HistoryBounds;
@@ -222,6 +247,87 @@ mod tests {
         let history = History::new(HistoryBounds::default());
         let (_wanted, cancelled) = watch::channel(false);
         supervise(process, Stdin::None, &limits, &history, cancelled).await.ending
+    }
+
+    /// A program whose output is always ready, until it is killed.
+    #[derive(Clone, Default)]
+    struct Flood(Arc<AtomicBool>);
+
+    #[async_trait]
+    impl ProcessEvents for Flood {
+        async fn next(&mut self) -> Option<ProcessEvent> {
+            // As everything of tokio's does that can be waited for.
+            tokio::task::consume_budget().await;
+            Some(match self.0.load(Ordering::Relaxed) {
+                true => ProcessEvent::Exit(ExitStatus::Signalled(Signal::KILL).into()),
+                false => ProcessEvent::Output(StreamId::Stdout, Data::from_static(b"x")),
+            })
+        }
+    }
+
+    #[async_trait]
+    impl ProcessControl for Flood {
+        async fn kill(&self) -> Result<()> {
+            self.0.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_that_is_never_waited_for_ends_with_the_wall_time() {
+        let flood = Flood::default();
+        let process = Process { events: Box::new(flood.clone()), control: Arc::new(flood) };
+        let limits = EffectiveLimits {
+            wall_time: Some(Span::millis(20)),
+            output: Some(stockade_core::Bytes(10)),
+            ..Limits::default()
+        };
+        let history = History::new(HistoryBounds::default());
+        let (_wanted, cancelled) = watch::channel(false);
+        let ended = supervise(process, Stdin::None, &limits, &history, cancelled).await;
+        assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, true));
+    }
+
+    /// A program on the other side of somebody who neither answers nor hears.
+    struct Silent;
+
+    #[async_trait]
+    impl ProcessEvents for Silent {
+        async fn next(&mut self) -> Option<ProcessEvent> {
+            std::future::pending().await
+        }
+    }
+
+    #[async_trait]
+    impl ProcessControl for Silent {
+        async fn kill(&self) -> Result<()> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_never_answers_the_kill_ends_with_the_wall_time_unconfirmed() {
+        let process = Process { events: Box::new(Silent), control: Arc::new(Silent) };
+        let limits = EffectiveLimits { wall_time: Some(Span::secs(60)), ..Limits::default() };
+        let history = History::new(HistoryBounds::default());
+        let (_wanted, cancelled) = watch::channel(false);
+        let begun = tokio::time::Instant::now();
+        let ended = supervise(process, Stdin::None, &limits, &history, cancelled).await;
+        assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, false));
+        assert_eq!(begun.elapsed(), Duration::from_secs(60) + KILL_GRACE);
+    }
+
+    #[test]
+    fn numbers_that_nobody_can_have_counted_are_left_out() {
+        let claimed = |cpu, peak| Exit {
+            cpu_time: Some(Span::millis(cpu)),
+            peak_memory: Some(stockade_core::Bytes(peak)),
+            ..ExitStatus::Exited(0).into()
+        };
+        let told = usage(Duration::from_secs(1), &claimed(u64::MAX, u64::MAX));
+        assert_eq!((told.cpu_ms, told.peak_memory_bytes), (None, None));
+        let told = usage(Duration::from_secs(1), &claimed(1500, 4096));
+        assert_eq!((told.cpu_ms, told.peak_memory_bytes), (Some(1500), Some(4096)));
     }
 
     #[tokio::test(start_paused = true)]

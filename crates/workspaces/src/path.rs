@@ -13,7 +13,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use stockade_core::WORKSPACE_ROOT;
+use stockade_core::{WORKSPACE_ROOT, is_unsafe_to_show};
 
 /// The longest path the kernel takes in one call.
 pub(crate) const LONGEST: usize = 4095;
@@ -152,17 +152,12 @@ impl fmt::Display for TreePath {
 fn escaped(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     match c {
         '\\' => f.write_str("\\\\"),
-        c if c.is_control() || is_deceptive(c) => {
+        c if is_unsafe_to_show(c) => {
             let mut bytes = [0; 4];
             c.encode_utf8(&mut bytes).bytes().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
         }
         c => f.write_char(c),
     }
-}
-
-/// Characters that change how their neighbours are shown.
-pub(crate) fn is_deceptive(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 impl FromStr for TreePath {

@@ -1,16 +1,27 @@
 //! The sandbox's files over the pipe.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use stockade_core::{Entry, Error, ErrorCode, Files, Result, SandboxPath};
 
-use super::hub::Hub;
+use super::deadline::Deadline;
+use super::hub::{Hub, too_slow};
 use super::lane::{FileFailure, Finish, Kind};
 use super::listing;
 use super::reader::code_of;
 use crate::protocol::{FileRequest, MAX_DATA, ToAgent};
+
+/// How long a request may take before anything of its answer is there, and however much that is.
+pub const FILE_TIMEOUT: Duration = Duration::from_secs(120);
+pub const FILE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The deadline of one request.
+pub fn deadline() -> Deadline {
+    Deadline::after(FILE_TIMEOUT, FILE_TRANSFER_TIMEOUT)
+}
 
 /// The sandbox's files.
 pub struct AgentFiles {
@@ -46,20 +57,37 @@ impl AgentFiles {
         operation: &'static str,
         kind: Kind,
         request: FileRequest<'_>,
+        deadline: Deadline,
     ) -> Result<Finish> {
         let open = self.hub.open(operation, kind, |number| ToAgent::File(number, request));
-        Ok(open.await?.1.finish().await)
+        let answer = async { Ok(open.await?.1.finish().await) };
+        deadline.within(answer).await.unwrap_or_else(|_| Err(too_slow(operation)))
     }
 
     /// A request that is answered by success alone.
     async fn tell(&self, operation: &'static str, request: FileRequest<'_>) -> Result<()> {
-        let finish = self.ask(operation, Kind::Plain, request).await?;
+        self.tell_before(operation, request, deadline()).await
+    }
+
+    async fn tell_before(
+        &self,
+        operation: &'static str,
+        request: FileRequest<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let finish = self.ask(operation, Kind::Plain, request, deadline).await?;
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 
-    async fn read_piece(&self, path: &str, offset: u64, most: u32) -> Result<Bytes> {
+    async fn read_piece(
+        &self,
+        path: &str,
+        offset: u64,
+        most: u32,
+        deadline: Deadline,
+    ) -> Result<Bytes> {
         let request = FileRequest::Read(path, offset, most);
-        let finish = self.ask("read", Kind::Data(most), request).await?;
+        let finish = self.ask("read", Kind::Data(most), request, deadline).await?;
         if let Finish::Data(data) = finish { Ok(data) } else { Err(no_success("read", finish)) }
     }
 }
@@ -67,7 +95,8 @@ impl AgentFiles {
 #[async_trait]
 impl Files for AgentFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
-        let finish = self.ask("stat", Kind::Entry, FileRequest::Stat(path.as_str())).await?;
+        let request = FileRequest::Stat(path.as_str());
+        let finish = self.ask("stat", Kind::Entry, request, deadline()).await?;
         if let Finish::Entry(entry) = finish { Ok(entry) } else { Err(no_success("stat", finish)) }
     }
 
@@ -76,11 +105,12 @@ impl Files for AgentFiles {
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Bytes> {
-        let mut whole = BytesMut::new();
+        let (mut whole, mut deadline) = (BytesMut::new(), deadline());
         loop {
             let wanted = (most - whole.len() as u32).min(MAX_DATA as u32);
             let start = offset.saturating_add(whole.len() as u64);
-            let piece = self.read_piece(path.as_str(), start, wanted).await?;
+            let piece = self.read_piece(path.as_str(), start, wanted, deadline).await?;
+            deadline.transferred(piece.len());
             whole.extend_from_slice(&piece);
             if piece.len() < wanted as usize || whole.len() as u32 == most {
                 return Ok(whole.freeze());
@@ -89,9 +119,12 @@ impl Files for AgentFiles {
     }
 
     async fn write(&self, path: &SandboxPath, mut data: Bytes, mut append: bool) -> Result<()> {
+        let mut deadline = deadline();
         loop {
             let piece = data.split_to(data.len().min(MAX_DATA));
-            self.tell("write", FileRequest::Write(path.as_str(), append, &piece)).await?;
+            let request = FileRequest::Write(path.as_str(), append, &piece);
+            self.tell_before("write", request, deadline).await?;
+            deadline.transferred(piece.len());
             append = true;
             if data.is_empty() {
                 return Ok(());

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::io::AsyncWrite;
@@ -17,6 +18,9 @@ use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, ToAgent, VERSION};
 const ENOUGH: usize = 512 * 1024;
 /// Small messages never wait, so an agent that does not read is noticed here.
 const TOO_MUCH: usize = 8 * 1024 * 1024;
+
+/// How long an agent that does not read may hold up a new request.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a pipe is closed.
 #[derive(Debug, Clone)]
@@ -38,6 +42,12 @@ impl Closed {
     pub fn error(&self, operation: &'static str) -> Error {
         Error::new(self.code, operation, self.message.clone())
     }
+}
+
+/// The agent did not answer in time.
+pub fn too_slow(operation: &'static str) -> Error {
+    Error::new(ErrorCode::TooSlow, operation, "the agent does not answer in time")
+        .remedy("destroy the sandbox if it stays so")
 }
 
 fn hello() -> ToAgent<'static> {
@@ -129,7 +139,8 @@ impl Hub {
         kind: Kind,
         message: impl FnOnce(u32) -> ToAgent<'m>,
     ) -> Result<(u32, Arc<Lane>)> {
-        self.room().await.map_err(|closed| closed.error(operation))?;
+        let room = tokio::time::timeout(OPEN_TIMEOUT, self.room()).await;
+        room.map_err(|_| too_slow(operation))?.map_err(|closed| closed.error(operation))?;
         let mut core = self.core();
         if let Some(closed) = &core.closed {
             return Err(closed.error(operation));

@@ -4,6 +4,7 @@
 //! was asked for. The first thing that does not fit closes the pipe, and with it everything that
 //! went over it. One task reads, one writes; neither ever waits for a consumer.
 
+mod deadline;
 mod files;
 mod hub;
 mod lane;
@@ -24,6 +25,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 pub use crate::protocol::{Limit, WatchKind};
+pub use deadline::{Deadline, Expired};
 pub use transfer::{TarIn, TarOut};
 pub use watch::{Change, Watch};
 

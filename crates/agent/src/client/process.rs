@@ -1,6 +1,7 @@
 //! Processes: the agent's channels as the contract's events and control.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,9 +10,12 @@ use stockade_core::{
     Signal, Stdin, StreamId, TerminalSize,
 };
 
-use super::hub::Hub;
+use super::hub::{Hub, too_slow};
 use super::lane::{Finish, Kind, Lane};
 use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
+
+/// How long an agent may take to end everything of an execution.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a command.
 pub async fn spawn(hub: &Arc<Hub>, command: &Command, limits: &[(Limit, u64)]) -> Result<Process> {
@@ -112,12 +116,15 @@ impl Control {
 
 #[async_trait]
 impl ProcessControl for Control {
-    /// Returns once the agent has seen the last process end; does not need the events to be read.
+    /// Returns once the agent has seen the last process end; does not need the events to be read. An agent
+    /// that does not say so in time is an error: the caller then ends the whole sandbox.
     async fn kill(&self) -> Result<()> {
         if !self.is_over().await {
             self.send(ToAgent::Kill);
         }
-        if self.0.lane.until(|state| state.ended.then_some(state.lost)).await {
+        let ended = self.0.lane.until(|state| state.ended.then_some(state.lost));
+        let ended = tokio::time::timeout(KILL_TIMEOUT, ended).await;
+        if ended.map_err(|_| too_slow("kill"))? {
             let message = "the keeper was killed from inside: processes may have got away from it";
             return Err(
                 Error::new(ErrorCode::LeftBehind, "kill", message).remedy("destroy the sandbox")

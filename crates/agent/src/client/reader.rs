@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use stockade_core::{
     Entry, EntryKind, ErrorCode, Exit, ExitStatus, Signal, Span, StartFailure, Unsent,
+    clean_foreign,
 };
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -21,8 +22,10 @@ const PIECE: usize = 2 * MAX_FRAME;
 /// Data at least this long is passed on without being copied. Shorter data would keep a whole buffer
 /// alive for a few bytes.
 const WORTH_SHARING: usize = 32 * 1024;
-/// The most text of the guest's that goes into a message.
-const MOST_TEXT: usize = 1000;
+/// The bits of a mode.
+const MODE_BITS: u32 = 0o7777;
+/// The largest file that any file system has.
+const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// Reads until the pipe is gone or broken.
 pub async fn read(hub: Arc<Hub>, mut reader: impl AsyncRead + Unpin) {
@@ -75,7 +78,7 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
         FromAgent::Hello(hello) => greet(hub, hello),
         FromAgent::Started(number, _) => demand(&*hub.lane(number)?, Kind::Run),
         FromAgent::StartFailed(number, kind, _, detail) => {
-            let status = ExitStatus::StartFailed(start_failure(kind, clean(detail)));
+            let status = ExitStatus::StartFailed(start_failure(kind, clean_foreign(detail)));
             hub.lane(number)?.update(|state| state.ended = true);
             finish(hub, number, Finish::Exit(status.into()))
         }
@@ -91,7 +94,8 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
         FromAgent::FileEntry(number, entry) => finish(hub, number, Finish::Entry(to_entry(entry))),
         FromAgent::FileData(number, data) => finish(hub, number, Finish::Data(share(body, data))),
         FromAgent::FileError(number, kind, _, path, detail) => {
-            let failure = FileFailure { kind, path: clean(path), detail: clean(detail) };
+            let failure =
+                FileFailure { kind, path: clean_foreign(path), detail: clean_foreign(detail) };
             finish(hub, number, Finish::Failed(failure))
         }
     }
@@ -209,13 +213,8 @@ pub fn to_entry(entry: FileEntry<'_>) -> Entry {
         FileKind::Symlink => EntryKind::Symlink,
         FileKind::Other => EntryKind::Other,
     };
-    Entry { name: entry.name.to_owned(), kind, size: entry.size, mode: entry.mode }
-}
-
-/// The guest's text, cut to size and without what could move a terminal's cursor.
-fn clean(text: &str) -> String {
-    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    text.chars().take(MOST_TEXT).map(plain).collect()
+    let (size, mode) = (entry.size.min(MAX_FILE_BYTES), entry.mode & MODE_BITS);
+    Entry { name: entry.name.to_owned(), kind, size, mode }
 }
 
 /// The code for a kind of file error.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use stockade_core::{Result, SandboxPath};
 
-use super::files::no_success;
-use super::hub::Hub;
+use super::deadline::Deadline;
+use super::files::{deadline, no_success};
+use super::hub::{Hub, too_slow};
 use super::lane::{Finish, Kind, Lane};
 use crate::protocol::{FileRequest, ToAgent};
 
@@ -16,6 +17,8 @@ pub struct Yield {
     lane: Arc<Lane>,
     number: u32,
     operation: &'static str,
+    /// When it has to be over; none for what goes on by nature, such as a watch.
+    deadline: Option<Deadline>,
 }
 
 impl Yield {
@@ -27,7 +30,8 @@ impl Yield {
     ) -> Result<Self> {
         let open = hub.open(operation, kind, |number| ToAgent::File(number, request)).await?;
         let (number, lane) = open;
-        Ok(Self { hub: hub.clone(), lane, number, operation })
+        let deadline = (kind != Kind::Watch).then(deadline);
+        Ok(Self { hub: hub.clone(), lane, number, operation, deadline })
     }
 
     pub fn lane(&self) -> &Lane {
@@ -36,11 +40,32 @@ impl Yield {
 
     /// The next piece; nothing after the last. Safe to drop half-way.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
-        match self.lane.next_output(self.number, &self.hub).await {
-            Ok((_, data)) => Ok(Some(data)),
+        let next = self.lane.next_output(self.number, &self.hub);
+        match within(self.deadline, self.operation, next).await? {
+            Ok((_, data)) => {
+                self.transferred(data.len());
+                Ok(Some(data))
+            }
             Err(Finish::Done) => Ok(None),
             Err(finish) => Err(no_success(self.operation, finish)),
         }
+    }
+}
+
+impl Yield {
+    fn transferred(&mut self, bytes: usize) {
+        self.deadline.iter_mut().for_each(|deadline| deadline.transferred(bytes));
+    }
+}
+
+async fn within<T>(
+    deadline: Option<Deadline>,
+    operation: &'static str,
+    part: impl Future<Output = T>,
+) -> Result<T> {
+    match deadline {
+        None => Ok(part.await),
+        Some(deadline) => deadline.within(part).await.map_err(|_| too_slow(operation)),
     }
 }
 
@@ -77,18 +102,22 @@ impl TarIn {
     /// Sends a piece, waiting while it is not unpacked. An archive that was refused says so here or
     /// from `finish`.
     pub async fn write(&mut self, data: Bytes) -> Result<()> {
-        let Yield { hub, lane, number, operation } = &self.0;
-        if lane.write(*number, hub, data).await {
-            return Ok(());
+        let bytes = data.len();
+        let Yield { hub, lane, number, operation, deadline } = &self.0;
+        let written = within(*deadline, operation, lane.write(*number, hub, data)).await?;
+        if !written {
+            let finish = within(*deadline, operation, lane.finish()).await?;
+            return Err(no_success(operation, finish));
         }
-        Err(no_success(operation, lane.finish().await))
+        self.0.transferred(bytes);
+        Ok(())
     }
 
     /// Ends the archive and waits until everything is in place.
     pub async fn finish(self) -> Result<()> {
-        let Yield { hub, lane, number, operation } = &self.0;
+        let Yield { hub, lane, number, operation, deadline } = &self.0;
         lane.close_input(*number, hub);
-        let finish = lane.finish().await;
+        let finish = within(*deadline, operation, lane.finish()).await?;
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 }

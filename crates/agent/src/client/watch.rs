@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use stockade_core::{Result, SandboxPath};
 
-use super::files::no_success;
-use super::hub::{Closed, Hub};
+use super::files::{deadline, no_success};
+use super::hub::{Closed, Hub, too_slow};
 use super::lane::Kind;
 use super::listing::Records;
 use super::transfer::Yield;
@@ -36,7 +36,8 @@ impl Watch {
             Some(finish) => Some(Err(finish.clone())),
             None => state.confirmed.then_some(Ok(())),
         });
-        answer.await.map_err(|finish| no_success("watch", finish))?;
+        let answer = deadline().within(answer).await.map_err(|_| too_slow("watch"))?;
+        answer.map_err(|finish| no_success("watch", finish))?;
         Ok(Self { hub: hub.clone(), pieces, records: Records::default() })
     }
 

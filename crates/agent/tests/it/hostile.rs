@@ -309,3 +309,49 @@ fn an_agent_of_another_version_is_refused() {
         assert!(error.to_string().contains(&format!("version {}", VERSION + 1)), "{error}");
     });
 }
+
+/// An agent that has said hello and then whatever `said` is, and is never heard of again.
+async fn deaf(said: &[FromAgent<'_>]) -> (AgentClient, tokio::io::DuplexStream) {
+    let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+    let (reader, writer) = tokio::io::split(ours);
+    theirs.write_all(&answer(&FromAgent::Hello(HELLO))).await.unwrap();
+    let client = AgentClient::connect_halves(reader, writer, LIMIT).await.unwrap();
+    for message in said {
+        theirs.write_all(&answer(message)).await.unwrap();
+    }
+    (client, theirs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_does_not_answer_holds_up_no_request_for_ever() {
+    let (client, _held) = deaf(&[]).await;
+    let files = client.files();
+    let code = |error: stockade_core::Error| error.code();
+    assert_eq!(files.stat(&path("x")).await.map_err(code), Err(ErrorCode::TooSlow));
+    assert_eq!(files.list(&path("x")).await.map_err(code), Err(ErrorCode::TooSlow));
+    assert_eq!(files.read(&path("x"), 0, 10).await.map_err(code), Err(ErrorCode::TooSlow));
+    let data = Bytes::from_static(b"x");
+    assert_eq!(files.write(&path("x"), data, false).await.map_err(code), Err(ErrorCode::TooSlow));
+    let mut archive = client.tar_out(&path("x")).await.unwrap();
+    assert_eq!(archive.next().await.map_err(code), Err(ErrorCode::TooSlow));
+    let Process { control, .. } = client.spawn(&Command::program(["x"]), &[]).await.unwrap();
+    assert_eq!(control.kill().await.map_err(code), Err(ErrorCode::TooSlow));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_drips_has_one_deadline() {
+    let (client, mut theirs) = deaf(&[]).await;
+    let (directory, piece) = (path("x"), answer(&FromAgent::Output(1, Stream::Stdout, b"x")));
+    let drip = async {
+        loop {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            theirs.write_all(&piece).await.unwrap();
+        }
+    };
+    let listed = tokio::select! {
+        listed = client.files().list(&directory) => listed,
+        never = drip => never,
+    };
+    // A record of so many bytes as the dripped ones say is waited for, or is none: either way it ends.
+    assert!(matches!(listed.unwrap_err().code(), ErrorCode::TooSlow | ErrorCode::Protocol));
+}

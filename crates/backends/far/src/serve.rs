@@ -178,8 +178,7 @@ impl Reader {
     async fn word(&self, text: &[u8]) -> bool {
         let asked = match serde_json::from_slice(text) {
             Ok(Ask::Watch { execution, cpu_time }) => {
-                self.watches.begin(execution, cpu_time);
-                return true;
+                return self.watches.begin(execution, cpu_time).await.is_ok();
             }
             Ok(Ask::StandStill) => return self.stand_still().await.is_ok(),
             Ok(Ask::GoOn) => return self.ways.send(Way::On).await.is_ok(),

@@ -69,15 +69,23 @@ impl Watches {
     }
 
     /// Holds an execution that is about to start to its limits. One that cannot be is not let run.
-    pub fn begin(&self, execution: u32, cpu_time: Option<Span>) {
+    pub async fn begin(&self, execution: u32, cpu_time: Option<Span>) -> Result<(), FrameError> {
+        if self.watch(execution, cpu_time) {
+            return Ok(());
+        }
+        // Said here and not by a task: whoever asks for many of them waits for this side.
+        say(&self.out, &Tell::Kill { execution }).await
+    }
+
+    fn watch(&self, execution: u32, cpu_time: Option<Span>) -> bool {
         let killer = Killer { out: self.out.clone(), execution };
         let state = &mut *self.lock();
         let control: Arc<dyn ProcessControl> = Arc::new(killer);
         let walls = state.walls.as_ref().filter(|_| state.executions.len() < EXECUTIONS);
-        match walls.map(|walls| walls.watch(&control, cpu_time)) {
-            Some(Ok(watched)) => drop(state.executions.insert(execution, watched)),
-            Some(Err(_)) | None => drop(tokio::spawn(async move { control.kill().await })),
-        }
+        let watched = walls.and_then(|walls| walls.watch(&control, cpu_time).ok());
+        let holds = watched.is_some();
+        state.executions.extend(watched.map(|watched| (execution, watched)));
+        holds
     }
 
     /// One that has ended is not watched any more.

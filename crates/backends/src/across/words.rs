@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use stockade_core::{
     Bytes, Capabilities, Enforcement, Error, ErrorCode, Exit, ExitStatus, LimitKind, SandboxId,
-    SandboxSpec, Signal, Span,
+    SandboxSpec, Signal, Span, clean_foreign,
 };
 
 use super::guest::Identity;
@@ -180,13 +180,14 @@ impl From<&Error> for Failure {
 }
 
 impl Failure {
-    /// The public form, told of whom the other side is called.
+    /// The public form, told of whom the other side is called. Its words are the other side's, and cleaned.
     pub fn error(self, operation: &'static str, called: &str) -> Error {
         let known = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
         let code = known.unwrap_or(ErrorCode::Protocol);
-        let error = Error::new(code, operation, format!("{called}: {}", self.message));
+        let error =
+            Error::new(code, operation, format!("{called}: {}", clean_foreign(&self.message)));
         match self.remedy {
-            Some(remedy) => error.remedy(remedy),
+            Some(remedy) => error.remedy(clean_foreign(&remedy)),
             None => error,
         }
     }

@@ -70,6 +70,20 @@ impl Container {
         Ok(Self { api: api.clone(), name, hash })
     }
 
+    /// Removes one that never ran.
+    pub(super) async fn discard(&self) {
+        let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
+        let _ = self.api.remove_container(&self.hash, Some(options)).await;
+    }
+
+    /// Where the engine has given it a volume.
+    pub(super) async fn volume(&self) -> Result<Option<String>> {
+        let found = self.api.inspect_container(&self.hash, None::<InspectContainerOptions>).await;
+        let mounts = found.map_err(|error| failed("create", &error))?.mounts.unwrap_or_default();
+        let volume = mounts.into_iter().find(|mount| mount.typ.as_deref() == Some("volume"));
+        Ok(volume.map(|volume| volume.destination.unwrap_or_default()))
+    }
+
     /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
     pub(super) async fn start(&self) -> Result<(Pipe, Started)> {
         let told = |error| failed("create", &error);
@@ -181,7 +195,7 @@ impl Started {
 async fn kill(api: &Api, name: &str) {
     let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
     // Whoever destroys it next is told if it is still there.
-    let _ = api.remove_container(name, Some(options)).await;
+    let _ = tokio::time::timeout(DEADLINE, api.remove_container(name, Some(options))).await;
 }
 
 /// Who asked for a container.
@@ -205,7 +219,12 @@ pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
         // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
         // the engine then says that it is at it.
-        match api.remove_container(&name, Some(options)).await {
+        let asked =
+            tokio::time::timeout(DEADLINE, api.remove_container(&name, Some(options))).await;
+        let Ok(asked) = asked else {
+            return Err(left_behind(&NAME, id, "the engine does not answer"));
+        };
+        match asked {
             Ok(()) => expected = None,
             Err(error) if is_missing(&error) => {
                 if expected.is_none_or(|since| since.elapsed() > UNDERWAY) {
@@ -239,9 +258,14 @@ pub(super) async fn ended(running: &Running) -> Result<()> {
 }
 
 /// Waits until the engine's own helpers for this container are gone, which some leave running a little
-/// longer. They have its name among their arguments, or in one of them what the engine calls it; a
-/// runtime that failed half-way may even be forgotten by its engine, and is ended.
-pub(super) async fn attended_no_more(id: &SandboxId, hash: Option<&str>) -> Result<()> {
+/// longer. They are programs of engines, run by the engine's user, that have its name among their arguments,
+/// or in one of them what the engine calls it; a runtime that failed half-way may even be forgotten by its
+/// engine, and is ended. Nobody else's process is, whatever its arguments are.
+pub(super) async fn attended_no_more(
+    engine: u32,
+    id: &SandboxId,
+    hash: Option<&str>,
+) -> Result<()> {
     let name = plan::name(id);
     let meant = |part: &[u8]| {
         let holds = |hash: &str| part.windows(hash.len()).any(|window| window == hash.as_bytes());
@@ -249,7 +273,7 @@ pub(super) async fn attended_no_more(id: &SandboxId, hash: Option<&str>) -> Resu
     };
     let begun = tokio::time::Instant::now();
     loop {
-        let left = find::with_argument(meant);
+        let left = find::helpers(engine, meant);
         if left.is_empty() {
             return Ok(());
         }
@@ -257,7 +281,7 @@ pub(super) async fn attended_no_more(id: &SandboxId, hash: Option<&str>) -> Resu
             return Err(left_behind(&NAME, id, "the engine's helper for it does not end"));
         }
         if begun.elapsed() > GRACE {
-            let still = |pid: i32| find::with_argument(meant).contains(&pid);
+            let still = |pid: i32| find::is_helper(pid, engine, meant);
             left.iter().for_each(|pid| drop(find::kill_if(*pid, still)));
         }
         tokio::time::sleep(POLL).await;

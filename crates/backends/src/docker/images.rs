@@ -24,6 +24,10 @@ use crate::linux::fingerprint;
 /// Nothing at all from the engine for this long: it will not come.
 const STALLED: Duration = Duration::from_secs(120);
 
+/// The most lines of an answer, and how many of the last are kept.
+const MAX_LINES: usize = 1_000_000;
+const KEPT_LINES: usize = 64;
+
 /// How old an image made of a directory may get, and how many are removed at once.
 const OLD_SECONDS: i64 = 30 * 24 * 60 * 60;
 const MOST_PRUNED: usize = 16;
@@ -33,7 +37,12 @@ const KEPT: &str = "localhost/stockade";
 
 /// An image that the engine has.
 pub(super) struct Image {
-    pub name: String,
+    /// What it is, whatever it is called from now on.
+    pub id: String,
+    /// The paths that it declares as volumes.
+    pub volumes: Vec<String>,
+    /// Whether it was made here, of files that nobody else chose.
+    pub own: bool,
     /// Directories of the host that are mounted read-only where they are.
     pub shown: Vec<PathBuf>,
 }
@@ -47,16 +56,18 @@ pub(super) async fn ready(
     let spec = admitted.spec();
     match &spec.image {
         Wanted::Host => host(&engine.api, plan::user(spec, engine)?).await,
-        Wanted::Directory(path) => directory(engine, path).await.map(alone),
-        Wanted::Oci(path) => archive(&engine.api, path).await.map(alone),
-        Wanted::Named(name) => named(&engine.api, name, progress).await.map(alone),
+        Wanted::Directory(path) => alone(&engine.api, directory(engine, path).await?).await,
+        Wanted::Oci(path) => alone(&engine.api, archive(&engine.api, path).await?).await,
+        Wanted::Named(name) => alone(&engine.api, named(&engine.api, name, progress).await?).await,
         // Not admitted on this backend.
         Wanted::Wasm(path) => Err(unusable(path, "is not an image for an engine")),
     }
 }
 
-fn alone(name: String) -> Image {
-    Image { name, shown: Vec::new() }
+async fn alone(api: &Api, name: String) -> Result<Image> {
+    let found = api.inspect_image(&name).await.map_err(|error| failed("create", &error))?;
+    let volumes = found.config.and_then(|config| config.volumes).unwrap_or_default();
+    Ok(Image { id: found.id.unwrap_or(name), volumes, own: false, shown: Vec::new() })
 }
 
 /// The host's own programs: an image of the small files and links, and mounts of the directories.
@@ -72,7 +83,7 @@ async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
     if !has(api, &name).await? {
         import(api, &name, stream::iter([Ok(archive.into())])).await?;
     }
-    Ok(Image { name, shown })
+    Ok(Image { id: name, volumes: Vec::new(), own: true, shown })
 }
 
 async fn directory(engine: &Engine, path: &HostPath) -> Result<String> {
@@ -213,14 +224,17 @@ async fn drain<T>(
 ) -> Result<Vec<String>, String> {
     tokio::pin!(answer);
     let mut kept = Vec::new();
-    loop {
+    for _ in 0..MAX_LINES {
         match tokio::time::timeout(STALLED, answer.next()).await {
             Err(_) => return Err(format!("nothing came for {} s", STALLED.as_secs())),
             Ok(None) => return Ok(kept),
             Ok(Some(Err(error))) => return Err(words(&error)),
             Ok(Some(Ok(line))) => kept.extend(keep(line)),
         }
+        let excess = kept.len().saturating_sub(KEPT_LINES);
+        kept.drain(..excess);
     }
+    Err("it does not come to an end".into())
 }
 
 fn not_to_be_had(name: &ImageName, why: &str) -> Error {

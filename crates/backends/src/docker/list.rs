@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use tokio::net::UnixStream;
+use tokio::task::AbortHandle;
 
 use super::{NAME, plan};
 
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MOST: usize = 64 << 20;
 
 /// Anything that can go wrong on the way.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The sandboxes of this user, whoever made them.
 pub(super) async fn sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
@@ -37,19 +38,36 @@ pub(super) async fn sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
     Ok(containers.iter().filter_map(id).collect())
 }
 
+/// A connection of its own, until the handle is dropped.
+pub(super) struct Connection {
+    pub sender: http1::SendRequest<Empty<Bytes>>,
+    driving: AbortHandle,
+}
+
+impl Connection {
+    pub(super) async fn open(socket: &Path) -> Result<Self, Failure> {
+        let stream = UnixStream::connect(socket).await?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        Ok(Self { sender, driving: tokio::spawn(connection).abort_handle() })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driving.abort();
+    }
+}
+
 async fn ask(socket: &Path) -> Result<Value, Failure> {
-    let stream = UnixStream::connect(socket).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let driving = tokio::spawn(connection);
+    let mut connection = Connection::open(socket).await?;
     let owned = format!("{}={}", plan::OWNER, plan::owner());
     let filters = escaped(&json!({ "label": [owned] }).to_string());
     let request = Request::get(format!("/v1.40/containers/json?all=true&filters={filters}"))
         .header("Host", "engine")
         .body(Empty::<Bytes>::new())?;
-    let response = sender.send_request(request).await?;
+    let response = connection.sender.send_request(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MOST).collect().await?.to_bytes();
-    driving.abort();
     match status.is_success() {
         true => Ok(serde_json::from_slice(&body)?),
         false => Err(format!("it answered {status}").into()),
@@ -57,7 +75,7 @@ async fn ask(socket: &Path) -> Result<Value, Failure> {
 }
 
 /// Everything but letters and digits as a query wants it.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let one = |byte: u8| match byte.is_ascii_alphanumeric() {
         true => char::from(byte).to_string(),
         false => format!("%{byte:02X}"),

@@ -8,6 +8,7 @@ mod agent;
 mod archive;
 mod container;
 mod images;
+mod inert;
 mod list;
 mod plan;
 mod probe;
@@ -15,11 +16,12 @@ mod socket;
 mod tree;
 mod walls;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bollard::models::HostConfig;
 use stockade_core::{
     Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, LimitKind, Result,
     Sandbox, SandboxId,
@@ -49,6 +51,12 @@ const SWEEPING: Duration = Duration::from_secs(15);
 /// How soon whoever reaps several goes on with the next.
 const AT_IT: Duration = Duration::from_millis(500);
 
+/// How long an engine may take to build a container, whoever still waits for it.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(100);
+
+/// How many images are remembered as looked through.
+const MAX_CHECKED: usize = 256;
+
 /// What is said while an image is on its way.
 pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -66,6 +74,8 @@ struct Inner {
     asked: Mutex<HashMap<SandboxId, Option<String>>>,
     /// When whoever reaps began to, and when it was last at it: makers of all that it reaps died before.
     reaping: Mutex<Option<(Instant, Instant)>>,
+    /// The images whose links were looked up, each with where things are mounted.
+    checked: Mutex<BTreeSet<(String, BTreeSet<String>)>>,
     progress: Progress,
 }
 
@@ -103,6 +113,7 @@ impl Docker {
             running: Mutex::default(),
             asked: Mutex::default(),
             reaping: Mutex::default(),
+            checked: Mutex::default(),
             progress,
         };
         Self { inner: Arc::new(inner) }
@@ -136,14 +147,16 @@ impl Inner {
         let engine = self.engine().await?;
         let held = hold::take(&NAME, admitted.spec())?;
         let body = plan::body(id, admitted, engine, image)?;
+        self.check(engine, image, body.host_config.as_ref()).await?;
         let container = Container::create(&engine.api, id, body).await?;
         lock(&self.asked).insert(id.clone(), Some(container.hash.clone()));
+        inert::check_no_volume(&container).await?;
         let (pipe, started) = container.start().await?;
         let running = started.running(id, admitted, held, &engine.api);
         self.running().insert(id.clone(), Arc::clone(&running));
         // Its first process is what it will be only once the agent has spoken.
         let client = pipe.connect().await?;
-        let first = walls::first(running.pid, id, &container.hash)?;
+        let first = walls::first(running.pid, id, &container.hash, &agent::outside()?)?;
         let boundary = walls::read_back(first, running.pid, engine, &client).await?;
         let loose = walls::loose(running.pid, running.group.as_ref(), admitted);
         if purpose == Purpose::Use {
@@ -157,6 +170,22 @@ impl Inner {
         let sandbox = LinuxSandbox { running, client, user, archives, brake, kernel };
         let one_user = shared && walls::has_one_user(sandbox.running.pid);
         Ok((sandbox, Seen { boundary, loose, one_user }))
+    }
+
+    /// Looks an image's links up, once for the same mounts: an image does not change.
+    async fn check(&self, engine: &Engine, image: &Image, host: Option<&HostConfig>) -> Result<()> {
+        let targets = host.map(inert::targets).unwrap_or_default();
+        let key = (image.id.clone(), targets);
+        if image.own || lock(&self.checked).contains(&key) {
+            return Ok(());
+        }
+        inert::check_links(engine, image, &key.1).await?;
+        let mut checked = lock(&self.checked);
+        if checked.len() >= MAX_CHECKED {
+            checked.clear();
+        }
+        checked.insert(key);
+        Ok(())
     }
 
     /// Builds in a task of its own: an engine goes on with a request that nobody waits for any more,
@@ -173,7 +202,9 @@ impl Inner {
         let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
         to_its_end(NAME, async move {
             let _turn = turn;
-            let built = inner.build(&id, &admitted, &image, purpose).await;
+            let build = inner.build(&id, &admitted, &image, purpose);
+            let built = tokio::time::timeout(BUILD_TIMEOUT, build).await;
+            let built = built.unwrap_or_else(|_| Err(too_slow()));
             if built.is_err() {
                 // What is left is found by its label once the engine can be reached again.
                 let _ = inner.remove(&id, Asker::Here).await;
@@ -204,14 +235,15 @@ impl Inner {
     }
 
     async fn remove(&self, id: &SandboxId, asker: Asker) -> Result<()> {
-        container::remove(&self.engine().await?.api, id, asker).await?;
+        let engine = self.engine().await?;
+        container::remove(&engine.api, id, asker).await?;
         let running = self.running().get(id).cloned();
         if let Some(running) = running {
             container::ended(&running).await?;
             running.let_go();
         }
         let hash = lock(&self.asked).get(id).cloned().flatten();
-        container::attended_no_more(id, hash.as_deref()).await?;
+        container::attended_no_more(engine.uid, id, hash.as_deref()).await?;
         self.running().remove(id);
         self.turns.forget(id);
         Ok(())
@@ -259,6 +291,12 @@ async fn sweep(engine: &Engine) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn too_slow() -> Error {
+    Error::new(ErrorCode::TooSlow, "create", "the engine does not build the container in time")
+        .backend(NAME)
+        .remedy("see why the engine hangs")
 }
 
 /// The engine refused, or went away.

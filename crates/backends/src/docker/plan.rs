@@ -10,14 +10,14 @@ use bollard::models::{
     ResourcesUlimits,
 };
 use stockade_core::{
-    Admitted, Boundary, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, User,
+    Admitted, Boundary, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, TenantName, User,
     WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher::{HOME, PRIVATE, Rlimits};
 
 use super::images::Image;
 use super::socket::Engine;
-use super::{NAME, agent};
+use super::{NAME, agent, inert};
 use crate::linux::limits::{counted_inside, per_process, with_runtime};
 use crate::linux::paths::{directory, resolve, unusable};
 use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
@@ -56,6 +56,8 @@ pub(super) fn body(
     let user = user(spec, engine)?;
     // Another kernel may leave orphans to its first process alone.
     let apart = engine.runtime.is_some().then_some("--apart");
+    let mut host = host_config(admitted, engine, image, user)?;
+    inert::cover_volumes(&mut host, &image.volumes)?;
     let agent = apart.into_iter().chain(["0,1", WORKSPACE_ROOT, id.as_str()]).map(str::to_owned);
     Ok(ContainerCreateBody {
         hostname: Some(id.to_string()),
@@ -70,21 +72,24 @@ pub(super) fn body(
         env: Some(Vec::new()),
         entrypoint: Some(vec![agent::INSIDE.into()]),
         cmd: Some(agent.collect()),
-        image: Some(image.name.clone()),
+        image: Some(image.id.clone()),
+        // What the image says of these is not heard.
+        healthcheck: Some(inert::no_health_check()),
+        stop_signal: Some("SIGKILL".into()),
         working_dir: Some("/".into()),
         network_disabled: Some(true),
-        labels: Some(labels(id, spec)),
-        host_config: Some(host_config(admitted, engine, image, user)?),
+        labels: Some(labels(id, Some(&spec.tenant))),
+        host_config: Some(host),
         ..ContainerCreateBody::default()
     })
 }
 
-fn labels(id: &SandboxId, spec: &SandboxSpec) -> HashMap<String, String> {
+pub(super) fn labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashMap<String, String> {
     let label = |name: &str, value: String| (name.to_owned(), value);
     HashMap::from([
         label(SANDBOX, id.to_string()),
         label(OWNER, owner()),
-        label(TENANT, spec.tenant.to_string()),
+        label(TENANT, tenant.map(TenantName::to_string).unwrap_or_default()),
         label(ENGINE, std::process::id().to_string()),
     ])
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bollard::Docker as Api;
 use bollard::errors::Error as ApiError;
-use stockade_core::{Error, ErrorCode, Result};
+use stockade_core::{Error, ErrorCode, Result, clean_foreign};
 
 use super::NAME;
 
@@ -33,6 +33,8 @@ pub struct Options {
 pub(super) struct Engine {
     pub api: Api,
     pub socket: PathBuf,
+    /// Whom it runs as on the host.
+    pub uid: u32,
     /// Whether it runs as an ordinary user, whose containers have that user as their root.
     pub rootless: bool,
     /// Whether a place in memory can belong to somebody else than root.
@@ -108,8 +110,10 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
     let podman = parts.iter().any(|part| part.name.contains("Podman"));
     let security = info.security_options.unwrap_or_default();
     let has = |name: &str| security.iter().any(|option| option.contains(name));
+    let uid = runs_as(&socket).await;
     Ok(Engine {
-        rootless: has("rootless") || !is_roots(&socket).await,
+        uid,
+        rootless: has("rootless") || uid != 0,
         owned_memory: !podman,
 
         runtime: options.runtime.clone(),
@@ -123,10 +127,10 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
     })
 }
 
-/// Whether root listens at a socket. Not every engine says that it has no root.
-async fn is_roots(socket: &Path) -> bool {
+/// Who listens at a socket. Not every engine says that it has no root.
+async fn runs_as(socket: &Path) -> u32 {
     let peer = tokio::net::UnixStream::connect(socket).await.and_then(|stream| stream.peer_cred());
-    peer.is_ok_and(|peer| peer.uid() == 0)
+    peer.map_or(u32::MAX, |peer| peer.uid())
 }
 
 fn unavailable(message: impl Into<String>) -> Error {
@@ -152,7 +156,7 @@ pub(super) fn words(error: &ApiError) -> String {
         let source = std::error::Error::source(error);
         source.map_or(error.to_string(), |source| format!("{error}: {source}"))
     };
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    clean_foreign(&text)
 }
 
 /// Whether it is that there is no such thing.

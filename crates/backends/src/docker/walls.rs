@@ -2,6 +2,9 @@
 //! and of its group. What the engine says about itself is not believed.
 
 use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use stockade_agent::client::AgentClient;
 use stockade_core::{
@@ -24,20 +27,48 @@ pub(super) enum First {
     Runtime,
 }
 
-/// Tells who it is by its arguments, once the agent has spoken. Anybody else is not this container's.
-pub(super) fn first(pid: i32, id: &SandboxId, container: &str) -> Result<First> {
+/// Tells who it is, once the agent has spoken: by the very file that it runs, which must be the agent that was
+/// laid on the host, or a runtime of the host's. Anybody else is not this container's. Its arguments are its own
+/// choice, and count only where nobody but root may see the file.
+pub(super) fn first(pid: i32, id: &SandboxId, container: &str, agent: &Path) -> Result<First> {
+    let runs = |file: &Path| is_same_file(&PathBuf::from(format!("/proc/{pid}/exe")), file);
+    match (runs(agent), by_arguments(pid, id, container)) {
+        (Some(true), _) | (None, Some(First::Agent)) => Ok(First::Agent),
+        (None, Some(First::Runtime)) => Ok(First::Runtime),
+        (Some(false), Some(First::Runtime)) if is_of_the_host(pid) => Ok(First::Runtime),
+        (Some(false) | None, _) => Err(missing("a first process that is this container's agent")),
+    }
+}
+
+/// Whether two paths are the same file; nothing where this user may not know.
+fn is_same_file(one: &Path, other: &Path) -> Option<bool> {
+    let (one, other) = (fs::metadata(one), fs::metadata(other));
+    match one {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+        Err(_) => Some(false),
+        Ok(one) => {
+            Some(other.is_ok_and(|other| (one.dev(), one.ino()) == (other.dev(), other.ino())))
+        }
+    }
+}
+
+/// Whether a process runs a file that lies on the host where it says. What lies in a container's root does not.
+fn is_of_the_host(pid: i32) -> bool {
+    let link = PathBuf::from(format!("/proc/{pid}/exe"));
+    fs::read_link(&link).is_ok_and(|file| is_same_file(&link, &file) == Some(true))
+}
+
+fn by_arguments(pid: i32, id: &SandboxId, container: &str) -> Option<First> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let arguments: Vec<&[u8]> =
         line.split(|byte| *byte == 0).filter(|part| !part.is_empty()).collect();
     if arguments.last().is_some_and(|last| *last == id.as_str().as_bytes()) {
-        return Ok(First::Agent);
+        return Some(First::Agent);
     }
     let names =
         |part: &&[u8]| part.windows(container.len().max(1)).any(|w| w == container.as_bytes());
-    match !container.is_empty() && arguments.iter().any(names) {
-        true => Ok(First::Runtime),
-        false => Err(missing("a first process that is this container's")),
-    }
+    let named = !container.is_empty() && arguments.iter().any(names);
+    named.then_some(First::Runtime)
 }
 
 /// What stands between this guest and the host's kernel; fails unless it has no capability, can gain
@@ -172,4 +203,32 @@ fn missing(wall: &str) -> Error {
     Error::new(ErrorCode::WallMissing, "create", message)
         .backend(NAME)
         .remedy("see the engine's configuration, or choose another backend")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_the_agent_by_its_file_and_not_by_its_arguments() {
+        let id: SandboxId = "dressed".parse().unwrap();
+        let hash = "0123456789abcdef".repeat(4);
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", "echo; read line", &hash, id.as_str()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = child.id().cast_signed();
+        let real = first(pid, &id, "", Path::new("/bin/sh"));
+        let dressed = first(pid, &id, "", &std::env::current_exe().unwrap());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(matches!(real, Ok(First::Agent)));
+        assert!(dressed.is_err());
+    }
 }

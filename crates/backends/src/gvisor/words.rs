@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use stockade_core::clean_foreign;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
@@ -37,7 +38,7 @@ impl Words {
         let kept = lock(&self.kept);
         let text = String::from_utf8_lossy(&kept);
         let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        line.trim().chars().filter(|c| !c.is_control()).take(400).collect()
+        clean_foreign(line).chars().take(400).collect()
     }
 }
 

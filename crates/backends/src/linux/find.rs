@@ -19,15 +19,41 @@ pub(crate) fn sandbox_of(agent: &str, pid: i32) -> Option<SandboxId> {
     std::str::from_utf8(arguments.next_back()?).ok()?.parse().ok()
 }
 
-/// The processes of this host that have such an argument, this one aside.
+/// The programs that container engines run beside a container.
 #[cfg(feature = "docker")]
-pub(crate) fn with_argument(meant: impl Fn(&[u8]) -> bool) -> Vec<i32> {
-    let own = std::process::id().cast_signed();
+const HELPERS: [&str; 6] = ["conmon", "conmonrs", "crun", "runc", "runsc", "youki"];
+#[cfg(feature = "docker")]
+const SHIM: &str = "containerd-shim";
+
+/// The helpers of a container engine with such an argument.
+#[cfg(feature = "docker")]
+pub(crate) fn helpers(engine: u32, meant: impl Fn(&[u8]) -> bool) -> Vec<i32> {
+    pids().filter(|pid| is_helper(*pid, engine, &meant)).collect()
+}
+
+/// Whether a process is such a helper: a program of engines, run by the engine's user or this one. Anybody can
+/// give a process of his own any arguments.
+#[cfg(feature = "docker")]
+pub(crate) fn is_helper(pid: i32, engine: u32, meant: impl Fn(&[u8]) -> bool) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let own = rustix::process::geteuid().as_raw();
     let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(&meant);
-    pids()
-        .filter(|pid| *pid != own)
-        .filter(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has))
-        .collect()
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has)
+        && fs::metadata(format!("/proc/{pid}")).is_ok_and(|of| [engine, own].contains(&of.uid()))
+        && program(pid).is_some_and(|name| HELPERS.contains(&&*name) || name.starts_with(SHIM))
+}
+
+/// The name of the program that a process runs: of its file, or what it calls itself where only root may see
+/// the file.
+#[cfg(feature = "docker")]
+fn program(pid: i32) -> Option<String> {
+    let file = fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let name = file.and_then(|file| file.file_name()?.to_str().map(str::to_owned));
+    let name = match name {
+        Some(name) => name,
+        None => fs::read_to_string(format!("/proc/{pid}/comm")).ok()?,
+    };
+    Some(name.trim().trim_end_matches(" (deleted)").to_owned())
 }
 
 /// Every process of this host.
@@ -59,4 +85,35 @@ pub(crate) fn parent(pid: i32) -> Option<OwnedFd> {
     // The name is its own choice and may hold anything: the fields start behind its last bracket.
     let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
     pidfd_open(Pid::from_raw(parent)?, PidfdFlags::NONBLOCK).ok()
+}
+
+#[cfg(all(test, feature = "docker"))]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn only_programs_of_engines_are_their_helpers_whatever_arguments_others_have() {
+        let place = tempfile::tempdir().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let name = format!("stockade-{}", std::process::id());
+        for (program, is_one) in [("conmon", true), ("sh", false), ("conmon-notes", false)] {
+            let file = place.path().join(program);
+            fs::copy("/bin/sh", &file).unwrap();
+            let mut waiting = Command::new(&file);
+            waiting.args(["-c", "echo; read line", &name]);
+            let mut child = waiting.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            // It runs this program by the time that it says something.
+            let mut said = child.stdout.take().unwrap();
+            std::io::Read::read_exact(&mut said, &mut [0]).unwrap();
+            let found = helpers(own, |part| part == name.as_bytes());
+            let theirs = helpers(own, |part| part == b"stockade-another");
+            drop(child.stdin.take());
+            let pid = child.id().cast_signed();
+            child.wait().unwrap();
+            assert_eq!(found.contains(&pid), is_one, "{program}");
+            assert!(!theirs.contains(&pid));
+        }
+    }
 }

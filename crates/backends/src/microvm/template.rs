@@ -211,8 +211,9 @@ async fn greeted(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Result<Capabi
     };
     read.map_err(nonsense)?;
     let ready: Ready = serde_json::from_str(&line).map_err(|error| nonsense(error.into()))?;
-    match &ready.measured.unavailable {
-        None => Ok(*ready.measured),
+    let measured = ready.measured.from_a_peer();
+    match &measured.unavailable {
+        None => Ok(measured),
         Some((reason, _)) => Err(failed("create", format!("inside its machine: {reason}"))),
     }
 }

@@ -6,7 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use stockade_core::{ExitStatus, ProcessEvent, ProcessEvents, StartFailure, StreamId};
+use stockade_core::{
+    ExitStatus, ProcessEvent, ProcessEvents, StartFailure, StreamId, is_unsafe_to_show,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
@@ -85,7 +87,7 @@ impl Kept {
         let text = String::from_utf8_lossy(&last);
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let line: String = lines.collect::<Vec<_>>().join(" / ");
-        let shown: Vec<char> = line.chars().filter(|c| !c.is_control()).collect();
+        let shown: Vec<char> = line.chars().filter(|c| !is_unsafe_to_show(*c)).collect();
         shown.iter().skip(shown.len().saturating_sub(SHOWN)).collect()
     }
 }

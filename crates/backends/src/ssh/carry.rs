@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use stockade_core::{Error, ErrorCode, Result};
+use stockade_core::{Error, ErrorCode, Result, clean_foreign};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -92,7 +92,7 @@ pub(super) async fn bring(
     if status.code() == Some(255) {
         return Err(no_connection(host, "connect", Some(status), &said));
     }
-    let last = said.lines().last().unwrap_or("it did not say why").escape_debug().to_string();
+    let last = clean_foreign(said.lines().last().unwrap_or("it did not say why"));
     let error = host.failed("connect", format!("the program cannot be put there: {last}"));
     Err(error.remedy("see that `~/.cache/stockade` there is yours alone, and that there is room"))
 }

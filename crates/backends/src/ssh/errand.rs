@@ -1,25 +1,30 @@
 //! This program itself at work on another host: the one that is installed there if it speaks the same, else
 //! this very executable, which is carried there like the program for sandboxes.
 
-use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use stockade_core::{Error, ErrorCode, Result};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, ChildStderr, ChildStdout};
-use tokio::time::timeout;
+use stockade_agent::client::{Deadline, Expired};
+use stockade_core::{Error, ErrorCode, Result, clean_foreign};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
+use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::carry::{Cargo, bring, said, too_slow};
 use super::host::{CONNECTING, Host};
 use super::start::{FIRST_WORD, LAST_WORD, greeted};
 use super::trouble::{no_connection, no_ssh};
+use crate::across::pour::{self, Drain};
 
 /// How long carrying it may take over a slow line.
 const CARRYING: Duration = Duration::from_secs(600);
+/// How long the other side may take to begin to read, and to read all of it however fast it is.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+const LONGEST_SEND: Duration = Duration::from_secs(6 * 60 * 60);
 /// The longest line of an answer.
 const LONGEST: u64 = 1 << 20;
 /// How a shell says that there is no such program.
@@ -44,7 +49,7 @@ pub struct Party<'a> {
 pub struct Errand {
     host: Host,
     child: Child,
-    input: Option<File>,
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     stderr: Option<ChildStderr>,
 }
@@ -83,9 +88,18 @@ impl Errand {
         }
     }
 
-    /// What it reads, once. It blocks whoever writes.
-    pub fn input(&mut self) -> Result<File> {
-        self.input.take().ok_or_else(|| self.host.failed("connect", "its input is missing"))
+    /// Sends what `write` writes, which is called in a thread that may block. Answers whether the other side
+    /// has taken all of it; one that reads too slowly is an error.
+    pub async fn send(
+        &mut self,
+        write: impl FnOnce(&mut Drain) -> Result<()> + Send + 'static,
+    ) -> Result<bool> {
+        let Some(input) = &mut self.input else { return Ok(false) };
+        let deadline = Deadline::after(SEND_TIMEOUT, LONGEST_SEND);
+        match send(input, write, deadline).await? {
+            Ok(taken) => Ok(taken),
+            Err(Expired) => Err(too_slow(&self.host, "sending")),
+        }
     }
 
     /// The next line that it says; nothing if it went away.
@@ -104,6 +118,35 @@ impl Errand {
         let (told, status) = ending(self.child, self.stderr).await;
         no_connection(&self.host, operation, status, &told)
     }
+}
+
+async fn send(
+    input: &mut (impl AsyncWrite + Unpin),
+    write: impl FnOnce(&mut Drain) -> Result<()> + Send + 'static,
+    mut deadline: Deadline,
+) -> Result<Result<bool, Expired>> {
+    let (mut drain, mut pieces) = pour::drain();
+    let writing = tokio::task::spawn_blocking(move || {
+        let written = write(&mut drain);
+        // Nobody to take the rest is what the reader knows already.
+        let _ = drain.flush();
+        written
+    });
+    let mut waiting = Instant::now();
+    while let Some(piece) = pieces.recv().await {
+        deadline.excuse(waiting.elapsed());
+        // Given up here, the thread's next write fails, and it ends.
+        match deadline.within(input.write_all(&piece)).await {
+            Err(Expired) => return Ok(Err(Expired)),
+            Ok(Err(_)) => return Ok(Ok(false)),
+            Ok(Ok(())) => deadline.transferred(piece.len()),
+        }
+        waiting = Instant::now();
+    }
+    let ended =
+        |join| Error::new(ErrorCode::System, "connect", "nobody writes any more").source(join);
+    writing.await.map_err(ended)??;
+    Ok(deadline.within(input.flush()).await.map(|flushed| flushed.is_ok()))
 }
 
 /// The bytes of this executable, and their sum.
@@ -157,10 +200,8 @@ async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
     let _one_of_few = CONNECTING.acquire().await.ok();
     let mut call = host.call(script)?;
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let failed = |error| no_ssh(host, "connect", error);
-    let mut child = call.spawn().map_err(failed)?;
-    let input = child.stdin.take().map(|input| input.into_owned_fd()).transpose();
-    let input = input.map_err(failed)?.map(File::from);
+    let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
+    let input = child.stdin.take();
     let stderr = child.stderr.take();
     let Some(output) = child.stdout.take() else {
         return Err(host.failed("connect", "its streams are missing"));
@@ -195,7 +236,7 @@ async fn ending(
 
 fn cannot_run(host: &Host, said: &str) -> Error {
     let last = said.lines().rev().find(|line| !line.trim().is_empty());
-    let last = last.unwrap_or("it did not say why").trim().escape_debug().to_string();
+    let last = clean_foreign(last.unwrap_or("it did not say why"));
     host.failed("connect", format!("this program cannot be run there: {last}"))
         .remedy("install `stockade` of the same version there")
 }
@@ -219,6 +260,33 @@ mod tests {
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
             assert!(parsed.unwrap().success(), "{script}");
         }
+    }
+
+    fn forever(drain: &mut Drain) -> Result<()> {
+        while drain.write_all(&[7; 4096]).is_ok() {}
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn whoever_does_not_read_or_reads_forever_is_given_up() {
+        let brief = Duration::from_millis(5);
+        let (mut deaf, _held) = tokio::io::duplex(4096);
+        let given_up = send(&mut deaf, forever, Deadline::fixed(brief)).await;
+        assert_eq!(given_up.unwrap(), Err(Expired));
+        // One that takes everything at once is never waited for, and has an end all the same.
+        let mut sink = tokio::io::sink();
+        let given_up = send(&mut sink, forever, Deadline::after(brief, 2 * brief)).await;
+        assert_eq!(given_up.unwrap(), Err(Expired));
+    }
+
+    #[tokio::test]
+    async fn all_that_is_written_is_sent() {
+        let mut sent = Vec::new();
+        let write = |drain: &mut Drain| {
+            drain.write_all(&[7; 200_000]).map_err(|_| Error::new(ErrorCode::System, "t", "t"))
+        };
+        let taken = send(&mut sent, write, Deadline::fixed(SEND_TIMEOUT)).await;
+        assert_eq!((taken.unwrap(), sent.len()), (Ok(true), 200_000));
     }
 
     #[test]

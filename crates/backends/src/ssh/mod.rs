@@ -142,7 +142,7 @@ impl Backend for Ssh {
         }
         let measured = self.ask_all("probe", "").await.into_iter().map(|(host, said)| {
             let found = said.and_then(|said| match said {
-                Said::Measured(found) => Ok(*found),
+                Said::Measured(found) => Ok(found.from_a_peer()),
                 Said::Listed(_) | Said::Gone { .. } | Said::Failed(_) => {
                     Err(unexpected(&host, "probe"))
                 }

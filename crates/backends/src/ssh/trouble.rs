@@ -3,7 +3,7 @@
 
 use std::process::ExitStatus;
 
-use stockade_core::Error;
+use stockade_core::{Error, clean_foreign};
 
 use super::host::Host;
 
@@ -62,7 +62,7 @@ pub(super) fn no_connection(
 ) -> Error {
     let known = KNOWN.iter().find(|(text, _, _)| said.contains(text));
     let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let last = last.trim().escape_debug().to_string();
+    let last = clean_foreign(last);
     let (reason, remedy) =
         known.map_or(("the connection failed", REMEDY), |known| (known.1, known.2));
     let told = match (last.is_empty(), status) {

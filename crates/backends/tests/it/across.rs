@@ -190,6 +190,22 @@ fn devices_hard_links_and_what_nobody_knows_are_refused_by_name() {
 }
 
 #[test]
+fn what_arrives_lets_nobody_write_who_could_not_before() {
+    let mut pair = Pair::new();
+    let mode = |pair: &Pair, path: &str| fs::metadata(pair.near(path)).unwrap().mode() & 0o7777;
+    fs::set_permissions(pair.near(""), fs::Permissions::from_mode(0o755)).unwrap();
+    pair.forge(&[(b'0', b"file", b"x"), (b'5', b"dir", b""), (b'0', b"dir/file", b"x")]).unwrap();
+    for path in ["file", "dir", "dir/file"] {
+        assert_eq!(mode(&pair, path), 0o755, "{path}");
+    }
+    // A workspace that a group shares stays one.
+    let mut pair = Pair::new();
+    fs::set_permissions(pair.near(""), fs::Permissions::from_mode(0o777)).unwrap();
+    pair.forge(&[(b'0', b"file", b"x"), (b'5', b"dir", b"")]).unwrap();
+    assert_eq!((mode(&pair, "file"), mode(&pair, "dir")), (0o775, 0o775));
+}
+
+#[test]
 fn no_more_arrives_than_may_and_a_long_name_is_not_read_for_ever() {
     let mut pair = Pair::new();
     pair.near = Tree::open(&pair.near(""), Side::Near, 64 * 1024).unwrap();

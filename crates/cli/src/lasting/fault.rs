@@ -1,9 +1,14 @@
 //! Errors that cross the socket, and those of the socket itself, as the project's one error.
 
 use serde::{Deserialize, Serialize};
-use stockade_core::{BackendName, Error, ErrorCode, Feature, Refusal, Refusals, SandboxId};
+use stockade_core::{
+    BackendName, Error, ErrorCode, Feature, Refusal, Refusals, SandboxId, clean_foreign,
+};
 
 use super::frame::FrameError;
+
+/// The most refusals of one error that are shown.
+const MAX_REFUSALS: usize = 256;
 
 /// An error on the wire. Its operation stays behind: whoever asked knows what it asked for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,22 +65,24 @@ impl From<Refusal> for WireRefusal {
 impl From<WireRefusal> for Refusal {
     fn from(refusal: WireRefusal) -> Self {
         let WireRefusal { field, feature, reason, remedy, backend } = refusal;
+        let [field, reason, remedy] = [field, reason, remedy].map(|text| clean_foreign(&text));
         Self { field, feature, reason, remedy, backend }
     }
 }
 
 impl WireError {
-    /// The error again, in the operation of whoever asked.
+    /// The error again, in the operation of whoever asked. Its words may be another host's, and are cleaned.
     pub fn into_error(self, operation: &'static str) -> Error {
         let code = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
         let code = code.unwrap_or(ErrorCode::Protocol);
         if code == ErrorCode::Refused && !self.refusals.is_empty() {
-            let refusals = self.refusals.into_iter().map(Refusal::from).collect();
+            let refusals =
+                self.refusals.into_iter().take(MAX_REFUSALS).map(Refusal::from).collect();
             return Error::refused(operation, None, Refusals(refusals));
         }
-        let error = Error::new(code, operation, self.message);
+        let error = Error::new(code, operation, clean_foreign(&self.message));
         match self.remedy {
-            Some(remedy) => error.remedy(remedy),
+            Some(remedy) => error.remedy(clean_foreign(&remedy)),
             None => error,
         }
     }

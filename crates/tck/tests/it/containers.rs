@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use crate::engines::{Engine, Kind};
 use crate::sample;
 use stockade_backends::docker::{Docker, Options as DockerOptions};
-use stockade_core::{Backend, Command, Ending, HostPath, Image, SandboxSpec};
+use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, SandboxSpec, Workspace};
 use stockade_engine::{Engine as Stockade, EngineConfig};
 use stockade_tck::{
     Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, OnHost, Options, Report, Status,
     Subject, cases, hostile, probe_bytes, run, write_image,
 };
 
+/// An image of a test's own making.
+const DECLARED: &str = "localhost/stockade-tck/declared:1";
 const IMAGE: &str = "localhost/stockade-tck/probe:1";
 
 /// How often each engine is killed, and how often in a long run.
@@ -171,4 +173,104 @@ pub async fn kill_many(kind: Kind) {
         }
     }
     println!("{kills} kills: nothing left; {reaped} were reaped by the next engine");
+}
+
+/// An engine with an image of this directory and these instructions, and a Stockade on it.
+pub async fn with_image(
+    kind: Kind,
+    root: &Path,
+    changes: &[&str],
+) -> (Engine, Stockade, tempfile::TempDir) {
+    let engine = Engine::start(kind);
+    let place = tempfile::tempdir().unwrap();
+    let tar = place.path().join("root.tar");
+    let packed = Program::new("tar").arg("-C").arg(root).arg("-cf").arg(&tar).arg(".").status();
+    assert!(packed.unwrap().success());
+    let changes: Vec<_> = changes.iter().flat_map(|change| ["--change", change]).collect();
+    engine.said(&[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED]].concat());
+    let config = EngineConfig::at(place.path().join("state"));
+    let stockade = Stockade::open(config, vec![Arc::new(backend(&engine.socket))]).await.unwrap();
+    (engine, stockade, place)
+}
+
+/// A sandbox of that image.
+pub fn of_declared() -> SandboxSpec {
+    let image = Image::Named(DECLARED.parse().unwrap());
+    SandboxSpec { backend: "docker".parse().unwrap(), image, ..SandboxSpec::default() }
+}
+
+/// What an image declares beside its files has no effect.
+pub async fn declares_in_vain(kind: Kind) {
+    let root = furnished();
+    std::fs::create_dir(root.path().join("data")).unwrap();
+    let changes = [
+        "VOLUME /data",
+        "VOLUME /srv/db",
+        "HEALTHCHECK --interval=1s CMD [\"/probe\", \"exit\", \"0\"]",
+        "ENTRYPOINT [\"/probe\", \"exit\", \"9\"]",
+        "USER 4242",
+        "ENV LD_PRELOAD=/evil.so",
+        "LABEL stockade.owner=somebody",
+    ];
+    // Podman knows fewer instructions here.
+    let known = |change: &&&str| kind == Kind::Docker || !change.starts_with("HEALTHCHECK");
+    let changes: Vec<_> = changes.iter().filter(known).copied().collect();
+    let (engine, stockade, _place) = with_image(kind, root.path(), &changes).await;
+    let id = stockade.create(of_declared()).await.unwrap();
+    let name = format!("stockade-{id}");
+    let seen = engine.said(&["inspect", "--format", "{{json .Mounts}} {{json .Config}}", &name]);
+    assert!(!seen.contains("\"volume\""), "{seen}");
+    if kind == Kind::Docker {
+        assert!(seen.contains("\"Healthcheck\":{\"Test\":[\"NONE\"]"), "{seen}");
+        assert!(seen.contains("\"StopSignal\":\"SIGKILL\""), "{seen}");
+    }
+    assert_eq!(engine.said(&["volume", "ls", "-q"]), "");
+    for path in ["/data/file", "/srv/db/file"] {
+        let write = Command::program(["/probe", "write", path, "x"]);
+        stockade.exec(&id, write).await.unwrap().outcome().await;
+        let sandbox = stockade.sandbox(&id).unwrap();
+        let found = sandbox.files().unwrap().stat(&path.parse().unwrap()).await;
+        assert_eq!(found.unwrap_err().code(), ErrorCode::NotFound, "{path}");
+    }
+    let ran = stockade.exec(&id, Command::program(["/probe", "exit", "5"])).await.unwrap();
+    assert_eq!(ran.outcome().await.ending, Ending::Exited(5));
+    stockade.destroy(&id).await.unwrap();
+    assert_eq!(engine.said(&["volume", "ls", "-q"]), "");
+    assert_eq!(engine.containers(), Vec::<String>::new());
+}
+
+/// A link leads no mount into another one, and the agent's nowhere; others do no harm.
+pub async fn links_lead_nowhere(kind: Kind) {
+    let root = furnished();
+    let link = |to: &str, at: &str| std::os::unix::fs::symlink(to, root.path().join(at)).unwrap();
+    std::fs::create_dir_all(root.path().join("private/var/tmp")).unwrap();
+    link("private/var", "var");
+    let (engine, stockade, _place) = with_image(kind, root.path(), &[]).await;
+    let ran = stockade.run(of_declared(), Command::program(["/probe", "exit", "5"])).await;
+    assert_eq!(ran.unwrap().outcome().await.ending, Ending::Exited(5));
+    drop((engine, stockade));
+
+    std::fs::remove_dir(root.path().join("private/var/tmp")).unwrap();
+    link("/workspace/made-by-a-link", "private/var/tmp");
+    let (engine, stockade, _place) = with_image(kind, root.path(), &[]).await;
+    let workspace = furnished();
+    let local = HostPath::try_from(workspace.path().to_owned()).unwrap();
+    let spec = SandboxSpec { workspace: Workspace::Local(local), ..of_declared() };
+    let error = stockade.create(spec).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Denied, "{error}");
+    assert!(error.to_string().contains("link at `/var/tmp`"), "{error}");
+    assert!(!workspace.path().join("made-by-a-link").exists());
+    assert_eq!(engine.containers(), Vec::<String>::new());
+    drop((engine, stockade));
+
+    // In place of the agent, with a volume behind it.
+    std::fs::remove_file(root.path().join("private/var/tmp")).unwrap();
+    std::fs::create_dir(root.path().join("hidden")).unwrap();
+    std::fs::copy(root.path().join("probe"), root.path().join("hidden/agent")).unwrap();
+    link("/hidden/agent", ".stockade-agent");
+    let (engine, stockade, _place) = with_image(kind, root.path(), &["VOLUME /hidden"]).await;
+    let error = stockade.create(of_declared()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Denied, "{error}");
+    assert_eq!(engine.containers(), Vec::<String>::new());
+    assert_eq!(engine.said(&["volume", "ls", "-q"]), "");
 }

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use stockade_core::{Bytes, Command, Ending, ErrorCode, Span, Stdin};
+use stockade_core::{Bytes, Command, Ending, ErrorCode, Span, Stdin, clean_foreign};
 use stockade_finder::{Answer, Failure, Request};
 
 use crate::place::Place;
@@ -56,7 +56,7 @@ fn read(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
     let answers: Result<Vec<Answer>, _> = lines.map(serde_json::from_slice).collect();
     let mut answers = answers.map_err(|_| broken())?;
     match answers.pop() {
-        Some(Answer::Failed { kind, why }) => Err(refused(kind, &why)),
+        Some(Answer::Failed { kind, why }) => Err(refused(kind, &clean_foreign(&why))),
         Some(end @ Answer::End { .. }) => {
             answers.push(end);
             Ok(answers)

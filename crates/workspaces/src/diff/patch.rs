@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use similar::{Algorithm, TextDiff};
+use stockade_core::is_unsafe_to_show;
 
 use super::{Change, ChangeKind, Diff};
 use crate::content;
 use crate::digest::ContentDigest;
 use crate::fault::{Fault, Outcome, Step};
 use crate::layer::Layer;
-use crate::path::is_deceptive;
 use crate::tree::{NodeKind, Tree};
 
 /// The longest file whose text is compared.
@@ -149,7 +149,7 @@ pub fn printable(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\n' | '\t' => shown.push(c),
-            c if c.is_control() || is_deceptive(c) => shown.extend(c.escape_unicode()),
+            c if is_unsafe_to_show(c) => shown.extend(c.escape_unicode()),
             c => shown.push(c),
         }
     }

@@ -1,11 +1,16 @@
 //! One connection to the other side, for one sandbox: the agent's pipe, requests one at a time, and a
 //! heart that beats. When it is lost, everything that goes over it is, and the other side ends by itself.
+//!
+//! The other side is hostile and slow: each request has one deadline from its first byte to its answer, a
+//! frame that is not taken in time ends the connection, and nothing that arrives starts more than one task
+//! per execution.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use stockade_agent::client::Deadline;
 use stockade_core::{Error, ErrorCode, ProcessControl, Result};
 use tokio::io::{
     AsyncBufRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf,
@@ -13,7 +18,7 @@ use tokio::io::{
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{Connection, Peer, lock};
 use crate::across::frame::Frame;
@@ -23,8 +28,11 @@ use crate::across::words::{Ask, Tell};
 
 /// How often the other side hears something.
 const BEAT: Duration = Duration::from_secs(2);
-/// How long an answer, or the next piece of one, may take.
-const QUIET: Duration = Duration::from_secs(100);
+/// How long a request may take until its answer, and how long with all that is transferred for it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long the other side may take to read one frame, with those that wait before it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many frames may wait in either direction.
 const WAITING: usize = 8;
 /// What of the agent's pipe may wait.
@@ -44,6 +52,8 @@ enum Slot {
     /// It is to be ended as soon as it has begun.
     Doomed,
     Running(Arc<dyn ProcessControl>),
+    /// It is being ended, which happens once however often it is asked for.
+    Ending(Arc<dyn ProcessControl>),
     /// The other side was taken back to before it began: what has its number there is another one.
     Gone,
 }
@@ -73,9 +83,12 @@ pub(crate) struct Link {
     /// Held from a request to its answer.
     heard: Arc<tokio::sync::Mutex<mpsc::Receiver<Heard>>>,
     controls: Controls,
-    carrier: Mutex<Option<Box<dyn Send>>>,
+    carrier: Carrier,
     tasks: Vec<AbortHandle>,
 }
+
+/// Whatever carries the connection, until it is closed.
+type Carrier = Arc<Mutex<Option<Box<dyn Send>>>>;
 
 /// This side's end of the agent's pipe.
 pub(crate) type Pipe = DuplexStream;
@@ -90,14 +103,25 @@ impl Link {
         let (hear, heard) = mpsc::channel(WAITING);
         let controls = Controls::default();
         let reader = Reader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
-        let tasks = vec![
-            tokio::spawn(write(waiting, input)).abort_handle(),
-            tokio::spawn(reader.read(output)).abort_handle(),
+        let carrier: Carrier = Arc::new(Mutex::new(Some(carrier)));
+        let writing = tokio::spawn(write(waiting, input));
+        let mut tasks = vec![
+            writing.abort_handle(),
             tokio::spawn(pump(from_client, out.clone())).abort_handle(),
             tokio::spawn(beat(out.clone())).abort_handle(),
         ];
+        let (others, carried) = (tasks.clone(), Arc::clone(&carrier));
+        let serving = tokio::spawn(async move {
+            tokio::select! {
+                _ = writing => {}
+                () = reader.read(output) => {}
+            }
+            // Whichever direction failed: the other one is of no use alone.
+            others.iter().for_each(AbortHandle::abort);
+            drop(lock(&carried).take());
+        });
+        tasks.push(serving.abort_handle());
         let heard = Arc::new(tokio::sync::Mutex::new(heard));
-        let carrier = Mutex::new(Some(carrier));
         (Arc::new(Self { peer, out, heard, controls, carrier, tasks }), ours)
     }
 
@@ -109,6 +133,11 @@ impl Link {
     pub fn lost(&self, operation: &'static str) -> Error {
         let message = format!("the connection to {} was lost", self.peer);
         self.peer.error(ErrorCode::Unavailable, operation, message)
+    }
+
+    fn too_slow(&self, operation: &'static str) -> Error {
+        let message = format!("{} did not do it in time, and the connection was closed", self.peer);
+        self.peer.error(ErrorCode::TooSlow, operation, message)
     }
 
     /// Ends the connection. Idempotent.
@@ -123,6 +152,7 @@ impl Link {
         let bytes = frame.encode().map_err(|error| {
             Error::new(ErrorCode::TooLarge, "send", "the request is too long").source(error)
         })?;
+        // Whoever writes gives up in time, and with that this ends too.
         self.out.send(Item::Frame(bytes)).await.map_err(|_| self.lost("send"))
     }
 
@@ -138,16 +168,21 @@ impl Link {
 
     /// Who is to be told when the other side wants an execution ended.
     pub fn control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
-        let slot = Slot::Running(Arc::clone(control));
-        if let Some(Slot::Doomed) = lock(&self.controls).insert(execution, slot) {
-            end(control);
+        let mut controls = lock(&self.controls);
+        if let Some(Slot::Doomed) = controls.insert(execution, Slot::Running(Arc::clone(control))) {
+            end(&mut controls, execution);
         }
     }
 
     /// Takes over who is to be told from a connection in whose place this one is to be, to a side that knows
     /// of those alone that are `kept`.
     pub fn inherit(&self, from: &Self, kept: impl Fn(u32) -> bool) {
-        let slot = |execution, slot: &Slot| if kept(execution) { slot.clone() } else { Slot::Gone };
+        let slot = |execution, slot: &Slot| match slot {
+            _ if !kept(execution) => Slot::Gone,
+            // Whoever was told to is on the other connection.
+            Slot::Ending(control) => Slot::Running(Arc::clone(control)),
+            Slot::Expected | Slot::Doomed | Slot::Running(_) | Slot::Gone => slot.clone(),
+        };
         let inherited: Vec<_> = lock(&from.controls)
             .iter()
             .map(|(number, old)| (*number, slot(*number, old)))
@@ -185,7 +220,8 @@ impl Link {
     /// know whose the next answer is.
     pub async fn turn(self: &Arc<Self>) -> Turn {
         let heard = Arc::clone(&self.heard).lock_owned().await;
-        Turn { heard, link: Arc::clone(self), open: false }
+        let deadline = Deadline::after(ANSWER_TIMEOUT, TRANSFER_TIMEOUT);
+        Turn { heard, link: Arc::clone(self), open: false, deadline }
     }
 }
 
@@ -214,6 +250,8 @@ pub(crate) struct Turn {
     heard: tokio::sync::OwnedMutexGuard<mpsc::Receiver<Heard>>,
     link: Arc<Link>,
     open: bool,
+    /// When all of it has to be over.
+    deadline: Deadline,
 }
 
 impl Turn {
@@ -227,11 +265,17 @@ impl Turn {
         let tree = Arc::clone(tree);
         let (drain, mut pieces) = pour::drain();
         let packing = tokio::task::spawn_blocking(move || lock(&tree).send(drain));
-        let mut any = false;
+        let (mut any, mut waiting) = (false, Instant::now());
         while let Some(piece) = pieces.recv().await {
+            self.deadline.excuse(waiting.elapsed());
             (any, self.open) = (true, true);
-            self.link.send(Frame::Tree(piece)).await?;
+            let bytes = piece.len();
+            let sent = self.deadline.within(self.link.send(Frame::Tree(piece))).await;
+            sent.map_err(|_| self.link.too_slow("copy the workspace"))??;
+            self.deadline.transferred(bytes);
+            waiting = Instant::now();
         }
+        self.deadline.excuse(waiting.elapsed());
         packing.await.map_err(thread)?.map_err(|error| self.not_read(error))?;
         Ok(any)
     }
@@ -239,7 +283,8 @@ impl Turn {
     /// Says something that is part of the request and not answered by itself.
     pub async fn say(&mut self, ask: &Ask) -> Result<()> {
         self.open = true;
-        self.link.say(ask).await
+        let said = self.deadline.within(self.link.say(ask)).await;
+        said.map_err(|_| self.link.too_slow("send"))?
     }
 
     /// Asks, and takes what comes with the answer into this copy. Nobody writes there any more when this
@@ -276,15 +321,18 @@ impl Turn {
         taking: &mut Option<Taking>,
     ) -> Result<Tell> {
         loop {
-            let heard = timeout(QUIET, self.heard.recv()).await.unwrap_or(None);
-            match heard {
+            let slow = |_| self.link.too_slow(operation);
+            match self.deadline.within(self.heard.recv()).await.map_err(slow)? {
                 None => return Err(self.link.lost(operation)),
                 Some(Heard::Tell(tell)) => return Ok(tell),
                 Some(Heard::Tree(piece)) => {
                     let Some(tree) = tree else { return Err(self.broken(operation)) };
                     let (pieces, _) = taking.get_or_insert_with(|| take(tree));
-                    // What is wrong with it is said at the end.
-                    let _ = pieces.send(piece).await;
+                    let bytes = piece.len();
+                    // What is wrong with it is said at the end. Only what is taken earns time.
+                    if self.deadline.within(pieces.send(piece)).await.map_err(slow)?.is_ok() {
+                        self.deadline.transferred(bytes);
+                    }
                 }
             }
         }
@@ -326,10 +374,18 @@ fn thread(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::System, "copy the workspace", "a thread ended").source(error)
 }
 
-/// Ends an execution; whether it worked is seen on the other side.
-fn end(control: &Arc<dyn ProcessControl>) {
-    let control = Arc::clone(control);
-    tokio::spawn(async move { control.kill().await });
+/// Ends an execution, once; whether it worked is seen on the other side.
+fn end(controls: &mut HashMap<u32, Slot>, execution: u32) {
+    let Some(slot) = controls.get_mut(&execution) else { return };
+    match slot {
+        Slot::Expected | Slot::Doomed => *slot = Slot::Doomed,
+        Slot::Ending(_) | Slot::Gone => {}
+        Slot::Running(control) => {
+            let control = Arc::clone(control);
+            *slot = Slot::Ending(Arc::clone(&control));
+            tokio::spawn(async move { control.kill().await });
+        }
+    }
 }
 
 async fn write(mut waiting: mpsc::Receiver<Item>, mut input: impl AsyncWrite + Unpin) {
@@ -339,16 +395,20 @@ async fn write(mut waiting: mpsc::Receiver<Item>, mut input: impl AsyncWrite + U
             Item::Frame(bytes) => (bytes, None),
             Item::Last(bytes, until) => (bytes, Some(until)),
         };
-        if input.write_all(&bytes).await.is_err() {
+        if !write_in_time(&mut input, &bytes).await {
             return;
         }
         if let Some(until) = until {
             let _ = until.await;
-            if input.write_all(&go_on).await.is_err() {
+            if !write_in_time(&mut input, &go_on).await {
                 return;
             }
         }
     }
+}
+
+async fn write_in_time(input: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> bool {
+    matches!(timeout(WRITE_TIMEOUT, input.write_all(bytes)).await, Ok(Ok(())))
 }
 
 async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Item>) {
@@ -417,11 +477,7 @@ impl Reader {
     async fn word(&mut self, text: &[u8]) -> bool {
         match serde_json::from_slice(text) {
             Ok(Tell::Kill { execution }) => {
-                match lock(&self.controls).get_mut(&execution) {
-                    Some(Slot::Running(control)) => end(control),
-                    Some(slot @ (Slot::Expected | Slot::Doomed)) => *slot = Slot::Doomed,
-                    Some(Slot::Gone) | None => {}
-                }
+                end(&mut lock(&self.controls), execution);
                 true
             }
             Ok(tell) => self.hear.send(Heard::Tell(tell)).await.is_ok(),

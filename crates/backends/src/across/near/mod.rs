@@ -5,6 +5,8 @@ mod bridge;
 mod files;
 mod link;
 mod sandbox;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

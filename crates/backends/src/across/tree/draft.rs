@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use tar::Entry;
 
 use super::holes;
-use super::stamp::MODE;
 
 /// A name that nobody else uses.
 pub(super) fn name() -> OsString {
@@ -46,10 +45,11 @@ pub(super) fn give_name(file: &File, dir: &OwnedFd) -> io::Result<OsString> {
     Ok(draft)
 }
 
-/// What an entry says of a file. `room` is asked before anything is written whether there is so much.
+/// What an entry says of a file, with this mode. `room` is asked before anything is written whether there is so much.
 pub(super) fn fill<R: Read>(
     mut file: &File,
     entry: &mut Entry<'_, R>,
+    mode: u32,
     mut room: impl FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let size = entry.size();
@@ -62,7 +62,7 @@ pub(super) fn fill<R: Read>(
         }
     }
     let header = entry.header();
-    fchmod(file, Mode::from_raw_mode(header.mode()? & MODE))?;
+    fchmod(file, Mode::from_raw_mode(mode))?;
     let time = Timespec {
         tv_sec: i64::try_from(header.mtime()?).unwrap_or(0),
         tv_nsec: i64::try_from(header.uid()?).unwrap_or(0).clamp(0, 999_999_999),

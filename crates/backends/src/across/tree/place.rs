@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, mkdirat, renameat, statat, symlinkat,
-    unlinkat,
+    AtFlags, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fstat, mkdirat, renameat, statat,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use tar::{Entry, EntryType};
@@ -20,6 +20,9 @@ use super::pack::{GONE, path};
 use super::stamp::{Kind, MODE, Stamp};
 use super::{CONFLICTS, Conflict, Count, Tree, TreeError, beneath, draft, shown};
 
+/// Who but the owner may write.
+const OTHER_WRITERS: u32 = 0o022;
+const GROUP_WRITES: u32 = 0o020;
 /// The longest name or link.
 const LONGEST: u64 = 4096;
 
@@ -134,7 +137,7 @@ impl<'a> Placing<'a> {
         if kind.as_byte() == GONE {
             self.remove(&path)
         } else if kind == EntryType::Directory {
-            self.directory(&path, entry.header().mode()? & MODE)
+            self.directory(&path, entry.header().mode()?)
         } else if kind == EntryType::Symlink {
             let target = link.or_else(|| Some(entry.header().link_name_bytes()?.into_owned()));
             self.link(&path, target.unwrap_or_default())
@@ -237,8 +240,25 @@ impl<'a> Placing<'a> {
         self.note(path, &dir, name)
     }
 
+    /// The permissions that something arrives with: no bit that changes who a program runs as, and, in the
+    /// caller's own directory, nobody else may write to it who could not before. A new file takes from its
+    /// directory whether the group may.
+    fn allowed(&self, dir: &OwnedFd, name: &OsStr, mode: u32) -> u32 {
+        if self.tree.side == super::Side::Far {
+            return mode & MODE;
+        }
+        let is_no_link = |was: &Stat| super::stamp::kind(was) != Some(Kind::Symlink);
+        let was = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_no_link);
+        let writers = match was {
+            Some(was) => was.st_mode & OTHER_WRITERS,
+            None => fstat(dir).map_or(0, |dir| dir.st_mode & GROUP_WRITES),
+        };
+        mode & (MODE & !OTHER_WRITERS | writers)
+    }
+
     fn directory(&mut self, path: &Path, mode: u32) -> Result<(), TreeError> {
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
+        let mode = self.allowed(&dir, name, mode);
         let fail = |errno: Errno| TreeError::at(path, errno);
         match mkdirat(&dir, name, Mode::RWXU) {
             Err(Errno::EXIST) => {}
@@ -270,9 +290,10 @@ impl<'a> Placing<'a> {
         if let Ok(was) = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             self.room.give(&was);
         }
+        let mode = self.allowed(&dir, name, entry.header().mode()?);
         let (file, named) = draft::new_file(&dir).map_err(fail)?;
         let mut full = None;
-        let filled = draft::fill(&file, &mut entry, |bytes| {
+        let filled = draft::fill(&file, &mut entry, mode, |bytes| {
             self.room.take(bytes).map_err(|error| {
                 full = Some(error);
                 io::ErrorKind::FileTooLarge.into()

@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 use serde_json::Value;
+use stockade_core::clean_foreign;
 use tokio::net::UnixStream;
 
 /// How long an answer may be: its head, and its body.
@@ -127,8 +128,7 @@ fn judge(status: StatusCode, body: &[u8]) -> Result<(), Fault> {
 
 /// What can be shown of it.
 fn in_one_line(said: &str) -> String {
-    let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    words.chars().filter(|c| !c.is_control()).take(SHOWN).collect()
+    clean_foreign(said).chars().take(SHOWN).collect()
 }
 
 /// A request as people write it.

@@ -45,7 +45,8 @@ impl Qmp {
             request["arguments"] = arguments;
         }
         let text = serde_json::to_vec(&request)?;
-        self.stream.get_mut().write_all(&text).await?;
+        let written = timeout(PATIENCE, self.stream.get_mut().write_all(&text)).await;
+        written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         self.owed += 1;
         Ok(())
     }
@@ -114,7 +115,8 @@ impl Qmp {
         self.settle().await?;
         let text = serde_json::to_vec(&json!({ "execute": "add-fd" }))?;
         let socket = self.stream.get_ref();
-        socket.writable().await?;
+        let writable = timeout(PATIENCE, socket.writable()).await;
+        writable.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let files = [file];
         socket.try_io(Interest::WRITABLE, || send(socket, &text, &files))?;
         self.owed += 1;

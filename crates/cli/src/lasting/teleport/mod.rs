@@ -4,7 +4,6 @@
 mod arrive;
 mod words;
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -195,13 +194,13 @@ async fn send(
     let store = Arc::new(snapshot::store(settings)?);
     let passing = store.passing(taken)?;
     let sending = carry(&mut errand, &passage, &store, &passing);
-    let (arrived, input) = match printer.patiently("carrying it there", sending).await {
+    let arrived = match printer.patiently("carrying it there", sending).await {
         Ok(Some(arrived)) => arrived,
         Ok(None) => return Err(errand.trouble(TELEPORT).await),
         Err(error) => return Err(error),
     };
     passing.end()?;
-    let stays = stay(&mut errand, input).await?;
+    let stays = stay(&mut errand).await?;
     stays.ok_or_else(|| unknown(host, &arrived, args.keep))?;
     Ok(Sent { arrived, kind })
 }
@@ -225,25 +224,21 @@ async fn carry(
     passage: &Passage,
     store: &Arc<Snapshots>,
     passing: &Passing,
-) -> Result<Option<(SandboxId, File)>> {
+) -> Result<Option<SandboxId>> {
     let mut line = serde_json::to_vec(passage).map_err(|error| {
         Error::new(ErrorCode::System, TELEPORT, "what is to be made cannot be written")
             .source(error)
     })?;
     line.push(b'\n');
-    let (input, store, snapshot) = (errand.input()?, Arc::clone(store), passing.snapshot().clone());
-    let writing = tokio::task::spawn_blocking(move || write(input, &line, &store, &snapshot));
-    let written = writing.await.unwrap_or_else(|join| {
-        Err(Error::new(ErrorCode::System, TELEPORT, "nobody writes any more").source(join))
-    });
-    let input = match written {
-        Ok(input) => Some(input),
+    let (store, snapshot) = (Arc::clone(store), passing.snapshot().clone());
+    let written = errand.send(move |out| write(out, &line, &store, &snapshot)).await;
+    let whole = match written {
         // Whoever does not read to the end says why in its own way.
-        Err(error) if snapshot::is_closed(&error) => None,
-        Err(error) => return Err(error),
+        Err(error) if snapshot::is_closed(&error) => false,
+        written => written?,
     };
-    match (hear(errand, ARRIVING).await?, input) {
-        (Some(Answer::Arrived { sandbox }), Some(input)) => Ok(Some((sandbox, input))),
+    match (hear(errand, ARRIVING).await?, whole) {
+        (Some(Answer::Arrived { sandbox }), true) => Ok(Some(sandbox)),
         (Some(Answer::Failed(error)), _) => Err(error.into_error(TELEPORT)),
         (Some(Answer::Arrived { .. } | Answer::Kept), _) => {
             Err(super::fault::out_of_turn(TELEPORT))
@@ -252,12 +247,11 @@ async fn carry(
     }
 }
 
-fn write(input: File, line: &[u8], store: &Snapshots, snapshot: &Snapshot) -> Result<File> {
-    let mut input = input;
-    input.write_all(line).map_err(went_away)?;
-    let mut pieces = Pieces::to(input);
+fn write(out: &mut impl Write, line: &[u8], store: &Snapshots, snapshot: &Snapshot) -> Result<()> {
+    out.write_all(line).map_err(went_away)?;
+    let mut pieces = Pieces::to(out);
     store.export(snapshot, &mut pieces)?;
-    pieces.finish().map_err(went_away)
+    pieces.finish().map(drop).map_err(went_away)
 }
 
 fn went_away(error: io::Error) -> Error {
@@ -272,8 +266,11 @@ async fn hear(errand: &mut Errand, patience: Duration) -> Result<Option<Answer>>
 }
 
 /// Says that it is to stay, and hears whether it does; nothing if nobody knows.
-async fn stay(errand: &mut Errand, mut input: File) -> Result<Option<()>> {
-    input.write_all(KEEP.as_bytes()).map_err(went_away)?;
+async fn stay(errand: &mut Errand) -> Result<Option<()>> {
+    let said = errand.send(|out| out.write_all(KEEP.as_bytes()).map_err(went_away)).await?;
+    if !said {
+        return Ok(None);
+    }
     match hear(errand, STAYING).await {
         Ok(Some(Answer::Kept)) => Ok(Some(())),
         Ok(Some(Answer::Failed(error))) => Err(error.into_error(TELEPORT)),

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, SandboxSpec, Workspace};
 use stockade_engine::{Engine as Stockade, EngineConfig};
 
-use crate::containers::{attack, backend, furnished, judge, kill_many, names_are_kept};
+use crate::containers::{
+    attack, backend, declares_in_vain, furnished, judge, kill_many, links_lead_nowhere,
+    names_are_kept, of_declared, with_image,
+};
 use crate::engines::{Engine, Kind};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -101,4 +104,29 @@ async fn an_engine_that_goes_away_is_named_and_its_containers_are_reaped_when_it
     let again = open(&engine.socket).await.unwrap();
     assert_eq!(again.list().await.unwrap().leases, []);
     assert_eq!(engine.containers(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_image_declares_has_no_effect_in_docker() {
+    declares_in_vain(Kind::Docker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_in_an_image_lead_no_mount_elsewhere_in_docker() {
+    links_lead_nowhere(Kind::Docker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_of_the_hosts_that_names_the_sandbox_outlives_it() {
+    let (_engine, stockade, _place) = with_image(Kind::Docker, furnished().path(), &[]).await;
+    let id = stockade.create(of_declared()).await.unwrap();
+    let mut bystander = Program::new("sh")
+        .args(["-c", "read line", &format!("stockade-{id}")])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    stockade.destroy(&id).await.unwrap();
+    assert!(bystander.try_wait().unwrap().is_none(), "it was killed");
+    drop(bystander.stdin.take());
+    assert_eq!(bystander.wait().unwrap().code(), Some(1), "the end of its input ends it");
 }

@@ -1,6 +1,8 @@
 //! The whole kit on the containers of a Podman of the test's own.
 
-use crate::containers::{attack, judge, kill_many, names_are_kept};
+use crate::containers::{
+    attack, declares_in_vain, judge, kill_many, links_lead_nowhere, names_are_kept,
+};
 use crate::engines::Kind;
 use crate::ordinary;
 
@@ -29,4 +31,14 @@ async fn an_archive_takes_no_name_from_an_image_of_podmans() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_in_podman_of_engines_killed_at_any_instant() {
     kill_many(Kind::Podman).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_image_declares_has_no_effect_in_podman() {
+    declares_in_vain(Kind::Podman).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_in_an_image_lead_no_mount_elsewhere_in_podman() {
+    links_lead_nowhere(Kind::Podman).await;
 }
