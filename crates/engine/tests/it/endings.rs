@@ -154,11 +154,13 @@ fn dies_with(running: usize, state: &Path, mock: &Mock) -> Vec<JobId> {
 
 fn unknown_ends(engine: &Engine) -> Vec<JobId> {
     let records = engine.journal().records(Filter::default()).unwrap();
-    let unknown = |event: &Event| match event {
-        Event::EndUnknown { job, .. } => Some(job.clone()),
-        _ => None,
-    };
-    records.filter_map(|record| unknown(&record.unwrap().event)).collect()
+    let mut found = Vec::new();
+    for record in records {
+        if let Event::EndUnknown { job, .. } = record.unwrap().event {
+            found.push(job);
+        }
+    }
+    found
 }
 
 #[test]
@@ -248,10 +250,9 @@ async fn output_is_not_kept_unless_asked_for() {
 
 /// The first output of an execution.
 async fn first_output(execution: &Watcher) -> bytes::Bytes {
-    match execution.subscribe().next().await {
-        Some(OutputEvent::Output { data, .. }) => data,
-        other => panic!("{other:?}"),
-    }
+    let next = execution.subscribe().next().await;
+    let Some(OutputEvent::Output { data, .. }) = next else { panic!("{next:?}") };
+    data
 }
 
 #[tokio::test]
