@@ -132,6 +132,9 @@ pub struct LimitArgs {
     /// Open files of each process. [default: 1024]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
     pub open_files: Option<u32>,
+    /// Refuse a limit that is named here and can only be watched, instead of applying it as far as it goes.
+    #[arg(long)]
+    pub strict: bool,
     /// Instructions, by the same count on every machine; WebAssembly only.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = instructions)]
     pub fuel: Option<u64>,
@@ -207,6 +210,7 @@ impl SpecArgs {
             network: around.net.clone().map(|net| net.0).unwrap_or_default(),
             deterministic: around.deterministic,
             limits: self.limits.limits().or(settings.limits),
+            strict: self.limits.strict,
             tenant: around.tenant.clone().or(settings.tenant.clone()).unwrap_or_default(),
             labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
             without: around.without.iter().copied().collect(),

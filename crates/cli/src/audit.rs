@@ -50,7 +50,8 @@ pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
 
 fn list(journal: &Journal, tenant: Option<TenantName>, printer: &Printer) -> Result<i32> {
     let jobs = journal.jobs(Filter { tenant, ..Filter::default() })?;
-    let jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
+    let mut jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
+    jobs.sort_by_key(|job| job.started.seq);
     if printer.is_json() {
         printer.json(&jobs);
         return Ok(0);
@@ -86,6 +87,7 @@ fn to_the_second(time: Timestamp) -> String {
 /// How a job ended, in a word or two.
 fn result(job: &Job) -> (Tone, String) {
     match outcome(job) {
+        None if job.stopped.is_some() => (Tone::Bad, "unknown end".into()),
         None => (Tone::Fair, "no end".into()),
         Some(outcome) if outcome.success() => (Tone::Good, "exit 0".into()),
         Some(outcome) => (Tone::Bad, ending(&outcome.ending)),
@@ -104,6 +106,8 @@ fn ending(ending: &Ending) -> String {
         Ending::LimitExceeded(kind) => format!("{kind} limit"),
         Ending::TimedOut => "timed out".into(),
         Ending::Cancelled => "cancelled".into(),
+        Ending::Killed => "killed".into(),
+        Ending::Refused(_) => "refused".into(),
         Ending::Lost(_) => "lost".into(),
     }
 }
@@ -161,8 +165,13 @@ fn details(job: &Job) -> Table<2> {
     }
     add("decided", job.decided.iter().filter_map(decision).collect());
     add("started", vec![job.started.time.to_string()]);
-    add("stopped", job.stopped.iter().map(|record| record.time.to_string()).collect());
+    let (known, stopped) = (outcome(job).is_some(), job.stopped.iter());
+    let when = if known { "stopped" } else { "found ended" };
+    add(when, stopped.map(|record| record.time.to_string()).collect());
     add("result", vec![result(job).1]);
+    if job.stopped.is_some() && outcome(job).is_none() {
+        add("reason", vec!["its engine died before it: it ended at an unknown time".into()]);
+    }
     if let Some(outcome) = outcome(job) {
         add("reason", crate::reasons::reasons(outcome));
         add("used", used(outcome));
@@ -171,8 +180,16 @@ fn details(job: &Job) -> Table<2> {
             vec![format!("{} bytes, errors {} bytes", outcome.stdout.bytes, outcome.stderr.bytes)],
         );
     }
+    if let Some(log) = log(job) {
+        add("log", vec![log.to_owned()]);
+    }
     add("record", vec![format!("{} {}", job.started.seq, job.started.hash)]);
     table
+}
+
+/// Where its output is kept, below the state directory. `stockade logs` reads it.
+fn log(job: &Job) -> Option<&str> {
+    job.stopped.as_ref()?.event.log()
 }
 
 /// Who let it through.

@@ -80,7 +80,8 @@ impl Captured {
         self.about(run.job.clone(), sandbox, (run.backend.clone(), run.boundary), outcome)
     }
 
-    fn about(
+    /// The object about a program that is known by its record.
+    pub fn about(
         self,
         job: JobId,
         sandbox: &SandboxId,

@@ -1,6 +1,6 @@
 //! Why a command ended other than by itself, in one line each.
 
-use stockade_core::{Ending, Enforcement, LimitKind, Outcome, StreamReport};
+use stockade_core::{Ending, Enforcement, LimitKind, Limits, Outcome, StreamReport};
 
 /// One line for each thing that the exit code alone does not tell.
 pub fn reasons(outcome: &Outcome) -> Vec<String> {
@@ -22,6 +22,8 @@ fn ending(outcome: &Outcome) -> Option<String> {
             let kind = LimitKind::WallTime;
             Some(format!("timed out: the {kind} limit{} ran out{}", of(outcome, kind), hint(kind)))
         }
+        Ending::Killed => Some("ended: another process ended the sandbox on purpose".into()),
+        Ending::Refused(reason) => Some(format!("refused: {reason}")),
         Ending::Lost(reason) => Some(format!("lost: {reason}")),
     }
 }
@@ -41,6 +43,20 @@ fn truncation(outcome: &Outcome) -> Option<String> {
             hint(kind)
         )
     })
+}
+
+/// One line about the limits that were asked for and are only watched; nothing if all are exact (C-02).
+pub fn watched(asked: &Limits, limits: &[Enforcement]) -> Option<String> {
+    let told = limits.iter().filter_map(|enforcement| match enforcement {
+        Enforcement::Partly { limit, value, gap, .. } if asked.asks_for(*limit) => {
+            Some(format!("the {limit} limit of {value} is watched, not exact: {gap}"))
+        }
+        Enforcement::Fully { .. } | Enforcement::Partly { .. } | Enforcement::NotAtAll { .. } => {
+            None
+        }
+    });
+    let told: Vec<_> = told.collect();
+    (!told.is_empty()).then(|| format!("note: {}", told.join("; ")))
 }
 
 /// ` of 512m`, where the value is known.

@@ -15,7 +15,7 @@ use stockade_backends::ssh::Ssh;
 #[cfg(feature = "wasm")]
 use stockade_backends::wasm::{self, Wasm, Worker};
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result, clean_foreign};
-use stockade_engine::Engine;
+use stockade_engine::{Engine, EngineConfig};
 
 use crate::absent::absent;
 use crate::config::Settings;
@@ -137,10 +137,26 @@ pub async fn engine_with(
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Result<Engine> {
+    open(settings.engine()?, native, isolation, settings, choice).await
+}
+
+/// An engine of a sandbox that outlives the command: what runs in it is read later.
+pub async fn lasting_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+    let config = EngineConfig { keep_output: true, ..settings.engine()? };
+    open(config, Native::new(), Isolation::Usual, settings, choice).await
+}
+
+async fn open(
+    config: EngineConfig,
+    native: Native,
+    isolation: Isolation,
+    settings: &Settings,
+    choice: &BackendChoice,
+) -> Result<Engine> {
     let state = settings.state_dir()?;
     let backends = complete(real_with(native, isolation, Some(&state), settings, choice), choice)?;
-    let engine = Engine::open(settings.engine()?, backends).await?;
-    lasting::sweep(&settings.state_dir()?);
+    let engine = Engine::open(config, backends).await?;
+    lasting::sweep(&state);
     Ok(engine)
 }
 
@@ -177,4 +193,5 @@ fn simulation() -> Mock {
     Mock::new()
         .with_program("true", Script::default())
         .with_program("cat", Script(vec![Step::Echo]))
+        .with_program("sleep", Script(vec![Step::Sleep(Duration::MAX / 4)]))
 }

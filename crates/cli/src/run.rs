@@ -13,6 +13,7 @@ use crate::interrupts::{self, Interrupts};
 use crate::lasting::create::{MADE_OF, as_captured, detached};
 use crate::output::Output;
 use crate::printer::Printer;
+use crate::reasons::watched;
 use crate::registry::{self, Isolation};
 use crate::terminal::{self, Raw};
 use crate::views::{self, Settled, Taken, review};
@@ -143,6 +144,7 @@ async fn start(
     printer: &Printer,
 ) -> Result<Started> {
     let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
+    let asked = spec.limits;
     let starting = printer.patiently("building the sandbox", async {
         match from {
             None => engine.run_followed(spec, command.clone()).await,
@@ -152,6 +154,9 @@ async fn start(
     match interrupts.unless(starting).await {
         Ok(started) => {
             let (execution, follower) = started?;
+            if let (Some(line), false) = (watched(&asked, execution.limits()), printer.is_json()) {
+                printer.note(&line);
+            }
             Ok(Started::Runs { execution, follower, raw })
         }
         Err(signal) => {

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::secrets::looks_secret;
 use crate::{
     BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
-    Limits, Network, SandboxSpec, Support, Workspace,
+    Limits, Network, RootMode, SandboxSpec, Support, Workspace,
 };
 
 /// One thing that cannot be honoured.
@@ -124,7 +124,7 @@ pub fn admit(spec: &SandboxSpec, capabilities: &Capabilities) -> Result<Admitted
     refusals.extend(spec.needs().into_iter().filter_map(missing));
     let asked = LimitKind::ALL.into_iter().filter(|kind| spec.limits.asks_for(*kind));
     refusals.extend(asked.filter_map(|kind| {
-        refuse_feature(spec, capabilities, kind.feature(), "limits")
+        refuse_limit(spec, capabilities, kind)
             .map(|refusal| Refusal { field: format!("limits.{kind}"), ..refusal })
     }));
     if !refusals.is_empty() {
@@ -224,6 +224,39 @@ fn refuse_feature(
     Some(Refusal { field, feature, reason, remedy, backend: None })
 }
 
+/// A limit that is watched is applied and told of; who says `strict` has it exact or not at all (C-02).
+fn refuse_limit(
+    spec: &SandboxSpec,
+    capabilities: &Capabilities,
+    limit: LimitKind,
+) -> Option<Refusal> {
+    let feature = limit.feature();
+    match capabilities.limit_support(limit, spec) {
+        Support::Full { .. } => None,
+        Support::Missing { .. } => refuse_feature(spec, capabilities, feature, "limits"),
+        Support::Partial { .. } if !spec.strict || spec.without.contains(&feature) => None,
+        Support::Partial { by, gap, remedy } => {
+            let exact_in_private = limit == LimitKind::Disk && capabilities.private_disk.is_some();
+            let remedy = if exact_in_private { private_disk_remedy(spec) } else { remedy };
+            let reason = format!("only watched, by {by}: {gap}");
+            let remedy = format!("{remedy}, or leave --strict out");
+            let (field, feature) = ("limits".into(), Some(feature));
+            Some(Refusal { field, feature, reason, remedy, backend: None })
+        }
+    }
+}
+
+/// What would make the disk limit exact. Never what the spec says already.
+fn private_disk_remedy(spec: &SandboxSpec) -> String {
+    let mounts = spec.mounts.iter().any(|mount| !mount.read_only);
+    let steps = [
+        spec.writes_to_host_workspace().then_some("use --read-only or --no-workspace"),
+        mounts.then_some("make every --mount read-only"),
+        (spec.root == RootMode::CopyOnWrite).then_some("leave --writable-root out"),
+    ];
+    steps.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
 /// The limits that will hold, and how (C-02): one given up without a value is not set; everything
 /// else is applied as far as it goes.
 fn settle_limits(
@@ -251,7 +284,7 @@ fn describe_limit(
         let given_up = spec.without.contains(&limit.feature());
         return given_up.then(|| Enforcement::NotAtAll { limit, reason: "given up".into() });
     };
-    Some(match capabilities.support(limit.feature()) {
+    Some(match capabilities.limit_support(limit, spec) {
         Support::Full { by } => Enforcement::Fully { limit, value, by },
         Support::Partial { by, gap, .. } => Enforcement::Partly { limit, value, by, gap },
         Support::Missing { reason, .. } => Enforcement::NotAtAll { limit, reason },
@@ -280,6 +313,78 @@ mod tests {
         assert_eq!(by_default.wall_time, Some(Span::secs(100)));
         let named = Limits { wall_time: Some(Span::secs(10)), ..Limits::default() };
         assert_eq!(admitted(named).limits_for(&command).wall_time, Some(Span::secs(10)));
+    }
+
+    fn watched() -> Capabilities {
+        let mut some = Capabilities::none(BackendName::literal("some"), Boundary::SharedKernel);
+        for feature in Feature::ALL {
+            some = some.with(*feature, Support::full("test"));
+        }
+        some.with(Feature::DiskLimit, Support::partial("counting", "a gap", "a remedy"))
+    }
+
+    fn with_disk(change: impl FnOnce(&mut SandboxSpec)) -> SandboxSpec {
+        let limits = Limits { disk: Some(crate::Bytes::mib(64)), ..Limits::default() };
+        let mut spec = SandboxSpec { limits, ..SandboxSpec::default() };
+        change(&mut spec);
+        spec
+    }
+
+    fn disk_of(spec: &SandboxSpec, capabilities: &Capabilities) -> Enforcement {
+        let admitted =
+            admit(spec, capabilities).unwrap_or_else(|refusals| unreachable!("{refusals}"));
+        let disk =
+            |all: &[Enforcement]| all.iter().find(|it| it.limit() == LimitKind::Disk).cloned();
+        disk(admitted.enforcement()).unwrap_or_else(|| unreachable!("it was asked for"))
+    }
+
+    fn local(spec: &mut SandboxSpec) {
+        let here = crate::HostPath::try_from(std::path::PathBuf::from("/work"));
+        spec.workspace = Workspace::Local(here.unwrap());
+    }
+
+    #[test]
+    fn a_limit_that_is_watched_is_applied_and_told_and_refused_only_by_strict() {
+        let spec = with_disk(local);
+        assert!(matches!(disk_of(&spec, &watched()), Enforcement::Partly { .. }));
+        let strict = with_disk(|spec| {
+            local(spec);
+            spec.strict = true;
+        });
+        let refusals = admit(&strict, &watched()).unwrap_err().0;
+        assert_eq!(refusals[0].field, "limits.disk");
+        assert_eq!(refusals[0].remedy, "a remedy, or leave --strict out");
+        let given_up = SandboxSpec { without: [Feature::DiskLimit].into(), ..strict };
+        assert!(matches!(disk_of(&given_up, &watched()), Enforcement::Partly { .. }));
+    }
+
+    #[test]
+    fn the_disk_limit_is_exact_where_nothing_of_the_host_is_written() {
+        let mut exact = watched();
+        exact.private_disk = Some("a sized one".into());
+        let nowhere = with_disk(|spec| spec.strict = true);
+        let read_only = with_disk(|spec| {
+            local(spec);
+            (spec.read_only, spec.strict) = (true, true);
+        });
+        for spec in [&nowhere, &read_only] {
+            assert!(matches!(disk_of(spec, &exact), Enforcement::Fully { .. }));
+        }
+        assert!(matches!(disk_of(&with_disk(local), &exact), Enforcement::Partly { .. }));
+    }
+
+    #[test]
+    fn the_remedy_never_names_what_was_said() {
+        let mut exact = watched();
+        exact.private_disk = Some("a sized one".into());
+        let remedy = |spec: &SandboxSpec| admit(spec, &exact).unwrap_err().0[0].remedy.clone();
+        let writable = with_disk(|spec| {
+            local(spec);
+            spec.strict = true;
+        });
+        assert!(remedy(&writable).contains("--read-only"));
+        let said = SandboxSpec { read_only: true, root: RootMode::CopyOnWrite, ..writable };
+        assert_eq!(remedy(&said), "leave --writable-root out, or leave --strict out");
     }
 
     #[test]

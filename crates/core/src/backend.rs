@@ -108,6 +108,12 @@ pub trait Sandbox: Send + Sync {
         Err(Error::unsupported("restore", from.kind.feature()))
     }
 
+    /// The programs that go on in a sandbox that was made from a state with its memory. Each is handed out
+    /// once, to whoever looks after it from then on.
+    fn take_carried(&self) -> Vec<CarriedProgram> {
+        Vec::new()
+    }
+
     /// Stops every process where it is. Requires `pause`. Idempotent.
     async fn pause(&self) -> Result<()> {
         Err(Error::unsupported("pause", Feature::Pause))
@@ -183,6 +189,14 @@ pub struct Process {
     pub events: Box<dyn ProcessEvents>,
     /// How to influence it.
     pub control: Arc<dyn ProcessControl>,
+}
+
+/// A program that was captured while it ran, and goes on in a copy of its sandbox.
+pub struct CarriedProgram {
+    /// Its arguments, as far as they were kept. They are what the snapshot says: bounded and cleaned.
+    pub command: Vec<String>,
+    /// The program.
+    pub process: Process,
 }
 
 /// What a process does, in order.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BackendName, Boundary, Feature, clean_foreign};
+use crate::{BackendName, Boundary, Feature, LimitKind, RootMode, SandboxSpec, clean_foreign};
 
 /// The most gaps that a peer may tell of.
 const MAX_GAPS: usize = 64;
@@ -19,8 +19,8 @@ pub enum Support {
         /// The mechanism.
         by: String,
     },
-    /// It holds as far as the mechanism goes: enough for a default nobody asked for, never for a
-    /// feature that was.
+    /// It holds as far as the mechanism goes. A limit is watched then: applied, and told of where it was
+    /// asked for (C-02). Any other feature that was asked for is refused.
     Partial {
         /// The mechanism.
         by: String,
@@ -53,6 +53,9 @@ pub struct Capabilities {
     /// automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only_by_name: Option<String>,
+    /// What makes the disk limit exact where a sandbox writes to nothing of the host; absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub private_disk: Option<String>,
     /// What it does not keep of the contract on this host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gaps: Vec<Gap>,
@@ -96,8 +99,8 @@ impl Capabilities {
     /// A backend that has nothing yet.
     pub fn none(backend: BackendName, boundary: Boundary) -> Self {
         let (unavailable, only_by_name) = (None, None);
-        let (gaps, features) = (Vec::new(), BTreeMap::new());
-        Self { backend, boundary, unavailable, only_by_name, gaps, features }
+        let (private_disk, gaps, features) = (None, Vec::new(), BTreeMap::new());
+        Self { backend, boundary, unavailable, only_by_name, private_disk, gaps, features }
     }
 
     /// A backend that cannot build anything on this host.
@@ -142,6 +145,21 @@ impl Capabilities {
     pub fn with(mut self, feature: Feature, support: Support) -> Self {
         self.features.insert(feature, support);
         self
+    }
+
+    /// How far a limit holds for this spec: that of disk depends on where can be written.
+    pub fn limit_support(&self, limit: LimitKind, spec: &SandboxSpec) -> Support {
+        let support = self.support(limit.feature());
+        match (&support, &self.private_disk) {
+            (Support::Partial { .. }, Some(by))
+                if limit == LimitKind::Disk
+                    && !spec.writes_to_host()
+                    && spec.root == RootMode::ReadOnly =>
+            {
+                Support::full(by)
+            }
+            _ => support,
+        }
     }
 
     /// Says what is not kept of a clause.

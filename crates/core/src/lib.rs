@@ -25,8 +25,9 @@ mod units;
 
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
 pub use backend::{
-    Backend, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Parts, Process, ProcessControl,
-    ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent, create_and_restore,
+    Backend, CarriedProgram, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Parts, Process,
+    ProcessControl, ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent,
+    create_and_restore,
 };
 pub use boundary::Boundary;
 pub use capabilities::{Capabilities, Gap, Support};
@@ -36,7 +37,7 @@ pub use feature::Feature;
 pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
-    BackendName, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,
+    BackendName, EngineId, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,
     WorkspaceId,
 };
 pub use network::{EgressRule, Network};

@@ -106,6 +106,11 @@ name!(
     |given| within(given, 32, lower_alphanumeric)
 );
 name!(
+    /// The id of one engine: of one process, in most cases.
+    EngineId, "an engine id (1 to 32 lower-case letters and digits)",
+    |given| within(given, 32, lower_alphanumeric)
+);
+name!(
     /// A workspace's id, unique in its state directory.
     WorkspaceId, "a workspace id (1 to 32 lower-case letters and digits)",
     |given| within(given, 32, lower_alphanumeric)

@@ -36,6 +36,10 @@ pub enum Ending {
     TimedOut,
     /// The caller ended it.
     Cancelled,
+    /// Another process ended its sandbox on purpose, as `stockade kill` does.
+    Killed,
+    /// It was refused before it ran: no room in the quota, an image that cannot be used.
+    Refused(String),
     /// The walls went away underneath it; nobody can say how it would have ended.
     Lost(String),
 }
@@ -52,6 +56,8 @@ pub enum StartFailure {
     BadDirectory(String),
     /// The sandbox's own limits left no room for it.
     NoResources(String),
+    /// Its sandbox could not be built.
+    NoSandbox(String),
 }
 
 /// What became of one output stream.
@@ -108,7 +114,8 @@ impl StartFailure {
             Self::NotFound(detail)
             | Self::NotExecutable(detail)
             | Self::BadDirectory(detail)
-            | Self::NoResources(detail) => detail,
+            | Self::NoResources(detail)
+            | Self::NoSandbox(detail) => detail,
         }
     }
 }
@@ -134,8 +141,10 @@ impl Outcome {
             Ending::StartFailed(StartFailure::NotExecutable(_) | StartFailure::BadDirectory(_)) => {
                 126
             }
-            Ending::StartFailed(StartFailure::NoResources(_)) | Ending::Lost(_) => 125,
-            Ending::LimitExceeded(_) | Ending::Cancelled => 128 + Signal::KILL.0,
+            Ending::StartFailed(StartFailure::NoResources(_) | StartFailure::NoSandbox(_))
+            | Ending::Refused(_)
+            | Ending::Lost(_) => 125,
+            Ending::LimitExceeded(_) | Ending::Cancelled | Ending::Killed => 128 + Signal::KILL.0,
             Ending::TimedOut => 124,
         }
     }
@@ -153,6 +162,9 @@ struct Wire {
     truncated: bool,
     limit_exceeded: Option<LimitKind>,
     start_failure: Option<StartFailure>,
+    /// Absent in most, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
     lost: Option<String>,
     stdout: StreamReport,
     stderr: StreamReport,
@@ -169,6 +181,8 @@ enum Kind {
     LimitExceeded,
     TimedOut,
     Cancelled,
+    Killed,
+    Refused,
     Lost,
 }
 
@@ -183,6 +197,7 @@ impl From<Outcome> for Wire {
             truncated,
             limit_exceeded: None,
             start_failure: None,
+            refused: None,
             lost: None,
             stdout: outcome.stdout,
             stderr: outcome.stderr,
@@ -202,6 +217,10 @@ impl From<Outcome> for Wire {
             }
             Ending::TimedOut => Self { ending: Kind::TimedOut, timed_out: true, ..blank },
             Ending::Cancelled => blank,
+            Ending::Killed => Self { ending: Kind::Killed, ..blank },
+            Ending::Refused(reason) => {
+                Self { ending: Kind::Refused, refused: Some(reason), ..blank }
+            }
             Ending::Lost(reason) => Self { ending: Kind::Lost, lost: Some(reason), ..blank },
         }
     }
@@ -220,6 +239,8 @@ impl TryFrom<Wire> for Outcome {
             Kind::LimitExceeded => wire.limit_exceeded.map(Ending::LimitExceeded),
             Kind::TimedOut => Some(Ending::TimedOut),
             Kind::Cancelled => Some(Ending::Cancelled),
+            Kind::Killed => Some(Ending::Killed),
+            Kind::Refused => wire.refused.map(Ending::Refused),
             Kind::Lost => wire.lost.map(Ending::Lost),
         };
         Ok(Self {
@@ -258,6 +279,19 @@ mod tests {
     }
 
     #[test]
+    fn what_was_ended_on_purpose_or_refused_is_not_lost() {
+        for (ending, name, refused) in [
+            (Ending::Killed, "killed", serde_json::Value::Null),
+            (Ending::Refused("no room".into()), "refused", "no room".into()),
+        ] {
+            let json = serde_json::to_value(ended(ending.clone())).unwrap();
+            assert_eq!((&json["ending"], &json["refused"]), (&name.into(), &refused));
+            assert!(json["lost"].is_null());
+            assert_eq!(serde_json::from_value::<Outcome>(json).unwrap().ending, ending);
+        }
+    }
+
+    #[test]
     fn every_ending_has_its_own_exit_code_for_the_command_line() {
         let failed = |failure: fn(String) -> StartFailure| Ending::StartFailed(failure("x".into()));
         for (ending, code) in [
@@ -267,9 +301,12 @@ mod tests {
             (failed(StartFailure::NotExecutable), 126),
             (failed(StartFailure::BadDirectory), 126),
             (failed(StartFailure::NoResources), 125),
+            (failed(StartFailure::NoSandbox), 125),
             (Ending::LimitExceeded(LimitKind::Memory), 137),
             (Ending::TimedOut, 124),
             (Ending::Cancelled, 137),
+            (Ending::Killed, 137),
+            (Ending::Refused("no room".into()), 125),
             (Ending::Lost("gone".into()), 125),
         ] {
             assert_eq!(ended(ending.clone()).exit_code(), code, "{ending:?}");

@@ -23,6 +23,7 @@ impl SandboxSpec {
             network,
             deterministic: _,
             limits: _,
+            strict: _,
             tenant: _,
             labels: _,
             without,

@@ -46,6 +46,9 @@ pub struct SandboxSpec {
     pub deterministic: bool,
     /// Limits; what is left out gets the default.
     pub limits: Limits,
+    /// Whether a limit that is asked for and can only be watched is refused (C-02).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub strict: bool,
     /// Whom it is run for.
     pub tenant: TenantName,
     /// Free-form labels, kept in records and listings. Never a place for secrets.
@@ -53,6 +56,17 @@ pub struct SandboxSpec {
     /// Features the caller gives up by name (C-02): they are no longer required, and a limit among
     /// them that has no value is not set. Walls a backend has are never taken down for it.
     pub without: BTreeSet<Feature>,
+}
+
+impl SandboxSpec {
+    /// Whether anything of the host can be written to: the workspace, or a further mount.
+    pub fn writes_to_host(&self) -> bool {
+        self.writes_to_host_workspace() || self.mounts.iter().any(|mount| !mount.read_only)
+    }
+
+    pub(crate) fn writes_to_host_workspace(&self) -> bool {
+        !self.read_only && self.workspace != Workspace::Ephemeral
+    }
 }
 
 /// Automatic choice, or one backend by name.

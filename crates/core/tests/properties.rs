@@ -81,6 +81,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         vec(mount(), 0..3),
         select(vec![RootMode::ReadOnly, RootMode::CopyOnWrite]),
         subsequence(Boundary::ALL.to_vec(), 0..3),
+        any::<bool>(),
     );
     let people = (
         btree_map("[A-Z_]{1,6}".prop_map(|name| name.parse().unwrap()), ".{0,8}", 0..3),
@@ -104,6 +105,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         network,
         deterministic: people.5,
         limits,
+        strict: place.6,
         tenant: TenantName::default(),
         labels: people.3,
         without: people.4,
@@ -132,6 +134,13 @@ fn accepted(spec: &SandboxSpec, capabilities: &Capabilities) -> bool {
     spec.boundaries.is_empty() || spec.boundaries.contains(&capabilities.boundary)
 }
 
+/// Whether a feature that is asked for has to be refused. A limit that is watched does, unless `strict`.
+fn is_lacking(spec: &SandboxSpec, capabilities: &Capabilities, feature: Feature) -> bool {
+    let is_limit = LimitKind::ALL.iter().any(|kind| kind.feature() == feature);
+    let watched = is_limit && matches!(capabilities.support(feature), Support::Partial { .. });
+    !spec.without.contains(&feature) && !capabilities.has(feature) && !(watched && !spec.strict)
+}
+
 fn refusals(spec: &SandboxSpec, capabilities: &Capabilities) -> Vec<Refusal> {
     admit(spec, capabilities).err().map(|refusals| refusals.0).unwrap_or_default()
 }
@@ -144,11 +153,12 @@ fn asked(spec: &SandboxSpec) -> BTreeSet<Feature> {
 }
 
 fn ending() -> impl Strategy<Value = Ending> {
-    let failure = (0..4u8, ".{0,8}").prop_map(|(kind, detail)| match kind {
+    let failure = (0..5u8, ".{0,8}").prop_map(|(kind, detail)| match kind {
         0 => StartFailure::NotFound(detail),
         1 => StartFailure::NotExecutable(detail),
         2 => StartFailure::BadDirectory(detail),
-        _ => StartFailure::NoResources(detail),
+        3 => StartFailure::NoResources(detail),
+        _ => StartFailure::NoSandbox(detail),
     });
     prop_oneof![
         any::<i32>().prop_map(Ending::Exited),
@@ -157,6 +167,8 @@ fn ending() -> impl Strategy<Value = Ending> {
         select(LimitKind::ALL.to_vec()).prop_map(Ending::LimitExceeded),
         Just(Ending::TimedOut),
         Just(Ending::Cancelled),
+        Just(Ending::Killed),
+        ".{0,8}".prop_map(Ending::Refused),
         ".{0,8}".prop_map(Ending::Lost),
     ]
 }
@@ -203,7 +215,7 @@ proptest! {
     fn admission_never_admits_a_missing_feature(spec in spec(), capabilities in capabilities()) {
         let lacking = asked(&spec)
             .into_iter()
-            .find(|feature| !spec.without.contains(feature) && !capabilities.has(*feature));
+            .find(|feature| is_lacking(&spec, &capabilities, *feature));
         if let Some(feature) = lacking && accepted(&spec, &capabilities) {
             let named = refusals(&spec, &capabilities).iter().any(|r| r.feature == Some(feature));
             prop_assert!(named, "{feature} is missing and was not refused");
@@ -222,7 +234,7 @@ proptest! {
             refusals(&spec, &capabilities).iter().filter_map(|refusal| refusal.feature).collect();
         let lacking: BTreeSet<_> = asked(&spec)
             .into_iter()
-            .filter(|feature| !spec.without.contains(feature) && !capabilities.has(*feature))
+            .filter(|feature| is_lacking(&spec, &capabilities, *feature))
             .collect();
         prop_assert_eq!(named, lacking);
     }

@@ -9,6 +9,7 @@ use stockade_core::TenantName;
 use crate::history::HistoryBounds;
 use crate::host_views::OwnPath;
 use crate::journal::JournalOptions;
+use crate::output_log::OutputLogBounds;
 
 /// What an engine is opened with.
 #[derive(Debug, Clone)]
@@ -28,6 +29,10 @@ pub struct EngineConfig {
     pub journal: JournalOptions,
     /// How much output is kept for readers who come late.
     pub history: HistoryBounds,
+    /// Whether the output of executions is kept on disk too, for readers who come after this engine.
+    pub keep_output: bool,
+    /// How much of it, and for how long.
+    pub output_logs: OutputLogBounds,
     /// How long building walls may take.
     pub create_deadline: Duration,
     /// How long taking them down may take.
@@ -54,6 +59,8 @@ impl EngineConfig {
             default_quota: Quota::default(),
             journal: JournalOptions::default(),
             history: HistoryBounds::default(),
+            keep_output: false,
+            output_logs: OutputLogBounds::default(),
             create_deadline: Duration::from_secs(120),
             destroy_deadline: Duration::from_secs(30),
             reap_on_open: true,

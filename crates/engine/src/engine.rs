@@ -5,8 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use stockade_core::{
-    Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Error,
-    ErrorCode, JobId, Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec, admit_command,
+    Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Enforcement,
+    EngineId, Error, ErrorCode, JobId, Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec,
+    admit_command,
 };
 
 use crate::config::EngineConfig;
@@ -16,7 +17,9 @@ use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
 use crate::measured::Measurements;
+use crate::output_log::OutputLogs;
 use crate::pool::{Claim, Pools};
+use crate::presence::{Engines, Presence};
 use crate::registry::Registry;
 use crate::sandboxes::{Live, Order};
 use crate::select::{Selection, select};
@@ -34,7 +37,11 @@ pub(crate) struct Inner {
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
+    pub engines: Engines,
+    /// From the first record on that this engine opens.
+    pub presence: Mutex<Option<Presence>>,
     pub snapshots: Arc<Snapshots>,
+    pub output_logs: OutputLogs,
     pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
     pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
     pub pools: Pools,
@@ -52,7 +59,10 @@ impl Engine {
         let inner = Inner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
+            engines: Engines::open(&state)?,
+            presence: Mutex::default(),
             snapshots: Arc::new(Snapshots::open(&state)?),
+            output_logs: OutputLogs::open(&state, config.output_logs)?,
             registry: Registry::new(backends, Measurements::below(&config.state_dir)),
             live: Mutex::default(),
             running: Mutex::default(),
@@ -146,6 +156,11 @@ impl Engine {
         self.start_in(live, command, shared).await
     }
 
+    /// The id that the records of this engine name, so that another one closes them if it dies.
+    pub fn id(&self) -> Result<EngineId> {
+        self.inner.engine_id()
+    }
+
     /// The id of a record that is to be opened later, for what has to name it before.
     pub fn fresh_job(&self) -> Result<JobId> {
         id::fresh()
@@ -178,6 +193,11 @@ impl Engine {
         Ok((live.order.admitted.backend().clone(), live.order.admitted.boundary()))
     }
 
+    /// How each limit of a live sandbox of this engine is enforced.
+    pub fn limits(&self, id: &SandboxId) -> Result<Vec<Enforcement>> {
+        Ok(self.inner.live(id)?.order.admitted.enforcement().to_vec())
+    }
+
     /// Records what a front end decided or did. Returns when it is written (C-40).
     pub async fn record(&self, event: Event) -> Result<()> {
         self.inner.record(event).await
@@ -197,6 +217,14 @@ impl Engine {
     /// A live sandbox of this engine: its files, snapshots, pause.
     pub fn sandbox(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
         self.inner.live(id).map(|live| Arc::clone(&live.sandbox))
+    }
+
+    /// The executions that are under way in a live sandbox of this engine, in the order they began. In one
+    /// that was made from a state with its memory those are the programs that went on.
+    pub fn executions(&self, id: &SandboxId) -> Result<Vec<Watcher>> {
+        let executions = self.inner.live(id)?.executions();
+        let under_way = executions.into_iter().filter(|shared| !shared.is_finished());
+        Ok(under_way.map(|shared| Watcher { shared }).collect())
     }
 
     /// An execution that is still under way, by the id of its record.
@@ -222,9 +250,13 @@ impl Engine {
         self.inner.leases.list()
     }
 
-    /// Removes what dead engines left, and says what that was (C-31).
+    /// Removes what dead engines left, and says what that was (C-31). Closes their records.
     pub async fn reap(&self) -> Result<Vec<SandboxId>> {
-        self.inner.reap().await
+        let reaped = self.inner.reap().await?;
+        // A journal that cannot be read stops nobody from running: what is left open stays so.
+        let _ = self.inner.close_records_of_the_dead().await;
+        let _ = self.inner.output_logs.prune_if_due();
+        Ok(reaped)
     }
 
     /// Ends every sandbox and execution of this engine. Idempotent.
@@ -243,6 +275,11 @@ impl Engine {
             result = result.and(shared.finished().await.released);
         }
         result
+    }
+
+    /// The output that is kept on disk.
+    pub fn output_logs(&self) -> &OutputLogs {
+        &self.inner.output_logs
     }
 
     /// The audit journal.
@@ -367,7 +404,7 @@ impl Inner {
     }
 
     /// Opens the record of an execution: nothing runs before this has been written (C-40).
-    async fn begin(
+    pub(crate) async fn begin(
         &self,
         job: JobId,
         order: &Order,
@@ -386,10 +423,13 @@ impl Inner {
             limits: order.admitted.enforcement().to_vec(),
             without: spec.without.clone(),
             labels: spec.labels.clone(),
+            engine: Some(self.engine_id()?),
         };
         self.record(started).await?;
         let walls = (order.admitted.backend().clone(), order.admitted.boundary());
-        let shared = Shared::new(job.clone(), sandbox, walls, self.config.history);
+        let limits = order.admitted.enforcement().to_vec();
+        let (argv, bounds) = (command.argv(), self.config.history);
+        let shared = Shared::new(job.clone(), sandbox, walls, argv, limits, bounds);
         lock(&self.running).insert(job, Arc::downgrade(&shared));
         Ok(shared)
     }

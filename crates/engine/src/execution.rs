@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes as Data;
 use stockade_core::{
-    BackendName, Boundary, Error, ErrorCode, JobId, Outcome, ProcessControl, Result, SandboxId,
-    Signal, TerminalSize,
+    BackendName, Boundary, Enforcement, Error, ErrorCode, JobId, Outcome, ProcessControl, Result,
+    SandboxId, Signal, TerminalSize,
 };
 use tokio::sync::watch;
 
@@ -18,6 +18,9 @@ pub(crate) struct Shared {
     pub job: JobId,
     pub sandbox: SandboxId,
     pub walls: (BackendName, Boundary),
+    /// The argument vector.
+    pub command: Vec<String>,
+    pub limits: Vec<Enforcement>,
     pub history: Arc<History>,
     pub control: OnceLock<Control>,
     cancelled: watch::Sender<bool>,
@@ -46,12 +49,16 @@ impl Shared {
         job: JobId,
         sandbox: SandboxId,
         walls: (BackendName, Boundary),
+        command: Vec<String>,
+        limits: Vec<Enforcement>,
         bounds: HistoryBounds,
     ) -> Arc<Self> {
         Arc::new(Self {
             job,
             sandbox,
             walls,
+            command,
+            limits,
             history: History::new(bounds),
             control: OnceLock::new(),
             cancelled: watch::Sender::new(false),
@@ -71,6 +78,10 @@ impl Shared {
         let outcome = finished.outcome.clone();
         self.finished.send_replace(Some(finished));
         self.history.finish(outcome);
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished.borrow().is_some()
     }
 
     pub(crate) async fn finished(&self) -> Finished {
@@ -137,6 +148,11 @@ impl Watcher {
         &self.shared.sandbox
     }
 
+    /// Its arguments.
+    pub fn command(&self) -> &[String] {
+        &self.shared.command
+    }
+
     /// The backend that built its walls.
     pub fn backend(&self) -> &BackendName {
         &self.shared.walls.0
@@ -145,6 +161,11 @@ impl Watcher {
     /// What stands between it and the host's kernel.
     pub fn boundary(&self) -> Boundary {
         self.shared.walls.1
+    }
+
+    /// How each limit is enforced, as the outcome will say too.
+    pub fn limits(&self) -> &[Enforcement] {
+        &self.shared.limits
     }
 
     /// Reads its output: the bounded history once, then the live stream. Slows nobody (C-13).

@@ -23,6 +23,7 @@ use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_na
 const MAX_LEASE: u64 = 64 << 10;
 const SUFFIX: &str = ".json";
 const DRAFT: &str = "lease";
+const KILL_SUFFIX: &str = ".kill";
 /// What everybody who probes locks holds, so that no probe is mistaken for an owner.
 const PROBING: &str = "lock";
 /// A reaper removes a draft that it catches before its maker has locked it; the maker begins again.
@@ -61,6 +62,15 @@ pub struct Lease(Holding);
 /// A dead owner's lease, held so that nobody else reaps it. Dropping it gives it back.
 #[derive(Debug)]
 pub struct StaleLease(Holding);
+
+/// A request to end a sandbox of another process, which learns by it that its sandbox is ended on purpose.
+/// It counts while it is held, so that one whose maker was killed means nothing.
+#[derive(Debug)]
+pub struct KillRequest {
+    dir: Arc<Directory>,
+    name: String,
+    _lock: Locked,
+}
 
 /// One lease as seen from outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -191,13 +201,44 @@ impl Leases {
         let _probing = self.probing()?;
         let mut stale = Vec::new();
         for name in self.names()? {
-            if name.starts_with(&format!(".{DRAFT}-")) {
+            if name.starts_with(&format!(".{DRAFT}-")) || name.ends_with(KILL_SUFFIX) {
                 self.clear(&name).map_err(|error| self.failed("clear a lease", error))?;
             } else if name.ends_with(SUFFIX) {
                 stale.extend(self.claim(&name)?);
             }
         }
         Ok(stale)
+    }
+
+    /// Says that a sandbox is about to be ended on purpose. To be held until its lease is gone.
+    pub fn request_kill(&self, id: &SandboxId) -> Result<KillRequest> {
+        const REQUEST: &str = "ask for the end of a sandbox";
+        let failed = |error| self.failed(REQUEST, error);
+        let name = kill_name_of(id);
+        for _ in 0..ATTEMPTS {
+            let file = self.0.open(&name, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
+            let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE).map_err(failed)?;
+            // Another one that has just ended may have removed it.
+            if let Some(lock) = locked
+                && !is_gone(lock.file()).map_err(failed)?
+            {
+                return Ok(KillRequest { dir: Arc::clone(&self.0), name, _lock: lock });
+            }
+        }
+        Err(failed(io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// Whether somebody is ending this sandbox on purpose.
+    pub fn kill_is_requested(&self, id: &SandboxId) -> Result<bool> {
+        let failed = |error| self.failed("look for the end of a sandbox", error);
+        let Some(file) =
+            absent_is_none(self.0.open(&kill_name_of(id), OFlags::RDWR)).map_err(failed)?
+        else {
+            return Ok(false);
+        };
+        // Nobody else looks at the same time, who would be mistaken for one who asks.
+        let _probing = self.probing()?;
+        Ok(Locked::attempt(file, Sharing::Exclusive).map_err(failed)?.is_err())
     }
 
     fn claim(&self, name: &str) -> Result<Option<StaleLease>> {
@@ -324,6 +365,10 @@ fn name_of(id: &SandboxId) -> String {
     format!("{id}{SUFFIX}")
 }
 
+fn kill_name_of(id: &SandboxId) -> String {
+    format!("{id}{KILL_SUFFIX}")
+}
+
 fn in_use(id: &SandboxId) -> Error {
     Error::new(ErrorCode::Invalid, "take a lease", format!("sandbox {id} exists already"))
         .remedy("take another id, or destroy that sandbox first")
@@ -371,6 +416,13 @@ impl Lease {
     /// Ends the lease: the sandbox is gone.
     pub fn release(self) -> Result<()> {
         self.0.remove("release a lease")
+    }
+}
+
+impl Drop for KillRequest {
+    fn drop(&mut self) {
+        // What stays is cleared away by the next reaper.
+        let _ = self.dir.remove(&self.name);
     }
 }
 

@@ -13,7 +13,9 @@ mod id;
 mod journal;
 mod lease;
 mod measured;
+mod output_log;
 mod pool;
+mod presence;
 mod registry;
 mod sandboxes;
 mod select;
@@ -32,7 +34,10 @@ pub use journal::{
     Break, Damage, Digest, Event, Filter, Job, Jobs, Journal, JournalOptions, Receipt, Record,
     Records, Timestamp, Verdict,
 };
-pub use lease::{Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease};
+pub use lease::{
+    KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,
+};
+pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
 pub use snapshots::{HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots};

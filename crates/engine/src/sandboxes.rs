@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, BackendName, Command, Ending, EnvName, Error, ErrorCode, Outcome, Parts,
-    Process, Result, Sandbox, SandboxId, SnapshotId, Stdin, StreamReport, Usage,
+    Admitted, Backend, BackendName, CarriedProgram, Command, EffectiveLimits, Ending, EnvName,
+    Error, ErrorCode, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId,
+    StartFailure, Stdin, StreamReport, Usage,
 };
 use tokio::sync::watch;
 
@@ -17,7 +18,7 @@ use crate::id;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody, StaleLease};
 use crate::pool::{Claim, Seated};
-use crate::supervise::{Ended, supervise};
+use crate::supervise::{Ended, Sink, supervise};
 
 /// The programs a clean environment finds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -84,10 +85,51 @@ impl Live {
         Ok(())
     }
 
+    pub(crate) fn executions(&self) -> Vec<Arc<Shared>> {
+        lock(&self.executions).iter().filter_map(Weak::upgrade).collect()
+    }
+
     fn remember(&self, shared: &Arc<Shared>) {
         let mut executions = lock(&self.executions);
         executions.retain(|execution| execution.strong_count() > 0);
         executions.push(Arc::downgrade(shared));
+    }
+}
+
+/// A program that was started, and what it is held to.
+struct Started {
+    process: Process,
+    stdin: Stdin,
+    limits: EffectiveLimits,
+    terminal: bool,
+    /// Whether the sandbox is its own and ends with it.
+    one_shot: bool,
+}
+
+impl Started {
+    fn of(process: Process, command: &Command, live: &Live, one_shot: bool) -> Self {
+        let limits = live.order.admitted.limits_for(command);
+        let (stdin, terminal) = (command.stdin.clone(), command.terminal.is_some());
+        Self { process, stdin, limits, terminal, one_shot }
+    }
+}
+
+/// Why there are no walls.
+pub(crate) struct NotBuilt {
+    error: Error,
+    /// Whether another process was ending the sandbox on purpose meanwhile.
+    killed: bool,
+}
+
+impl From<Error> for NotBuilt {
+    fn from(error: Error) -> Self {
+        Self { error, killed: false }
+    }
+}
+
+impl From<NotBuilt> for Error {
+    fn from(failure: NotBuilt) -> Self {
+        failure.error
     }
 }
 
@@ -137,16 +179,24 @@ impl Inner {
             };
             let live = match built {
                 Ok(live) => live,
-                Err(error) => return Err(self.never_ran(&order, &shared, error, Ok(())).await),
+                Err(failure) => return Err(self.never_ran(&order, &shared, failure, Ok(())).await),
             };
-            match self.spawn(&live, &command, &shared).await {
+            let spawned = match self.look_after_carried(&live).await {
+                Ok(()) => self.spawn(&live, &command, &shared).await,
+                Err(error) => Err(error),
+            };
+            match spawned {
                 Ok(process) => {
-                    tokio::spawn(self.see_through(live, command, shared, process, true));
+                    let started = Started::of(process, &command, &live, true);
+                    tokio::spawn(self.see_through(live, shared, started));
                     Ok(())
                 }
                 Err(error) => {
+                    let killed = self.kill_is_requested(live.sandbox.id());
+                    end_executions(&live).await;
                     let released = self.take_down(&live).await;
-                    Err(self.never_ran(&order, &shared, error, released).await)
+                    let failure = NotBuilt { error, killed };
+                    Err(self.never_ran(&order, &shared, failure, released).await)
                 }
             }
         })
@@ -164,10 +214,15 @@ impl Inner {
             live.remember(&shared);
             match self.spawn(&live, &command, &shared).await {
                 Ok(process) => {
-                    tokio::spawn(self.see_through(live, command, shared, process, false));
+                    let started = Started::of(process, &command, &live, false);
+                    tokio::spawn(self.see_through(live, shared, started));
                     Ok(())
                 }
-                Err(error) => Err(self.never_ran(&live.order, &shared, error, Ok(())).await),
+                Err(error) => {
+                    let killed = self.kill_is_requested(live.sandbox.id());
+                    let failure = NotBuilt { error, killed };
+                    Err(self.never_ran(&live.order, &shared, failure, Ok(())).await)
+                }
             }
         })
         .await
@@ -186,10 +241,12 @@ impl Inner {
             async move {
                 self.record(created(&id, &order)).await?;
                 let live = self.build(&order, &id, cancelled.clone()).await?;
-                if self.keep(&id, &live, &cancelled) {
+                let carried = self.look_after_carried(&live).await;
+                if carried.is_ok() && self.keep(&id, &live, &cancelled) {
                     return Ok(());
                 }
-                self.take_down(&live).await
+                end_executions(&live).await;
+                self.take_down(&live).await.and(carried)
             }
         })
         .await?;
@@ -213,7 +270,7 @@ impl Inner {
         order: &Order,
         id: &SandboxId,
         cancelled: watch::Receiver<bool>,
-    ) -> Result<Arc<Live>> {
+    ) -> Result<Arc<Live>, NotBuilt> {
         let lease = loop {
             match self.lease(order, id, false) {
                 // What is ready for later makes room for what is wanted now.
@@ -241,7 +298,7 @@ impl Inner {
         id: &SandboxId,
         lease: Lease,
         mut cancelled: watch::Receiver<bool>,
-    ) -> Result<Live> {
+    ) -> Result<Live, NotBuilt> {
         let create = order.build(id);
         let created = tokio::select! {
             created = tokio::time::timeout(self.patience(order), create) => {
@@ -260,8 +317,10 @@ impl Inner {
                     self.registry.distrust(order.backend.as_ref());
                 }
                 self.destroy_within(order.backend.as_ref(), id).await?;
+                // Whoever ends it waits for the lease, so that this is known before that goes.
+                let killed = self.kill_is_requested(id);
                 lease.release()?;
-                Err(error)
+                Err(NotBuilt { error, killed })
             }
         }
     }
@@ -282,20 +341,38 @@ impl Inner {
         Ok(process)
     }
 
+    /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
+    /// execution like any other from now on. Its wall time, where one was named, begins now.
+    async fn look_after_carried(self: &Arc<Self>, live: &Arc<Live>) -> Result<()> {
+        for CarriedProgram { command, process } in live.sandbox.take_carried() {
+            let command = Command::program(command);
+            let id = live.sandbox.id().clone();
+            let shared = self.begin(id::fresh()?, &live.order, id, &command).await?;
+            let _ = shared.control.set(Control(Arc::clone(&process.control)));
+            live.remember(&shared);
+            let mut started = Started::of(process, &command, live, false);
+            started.limits.wall_time = live.order.admitted.spec().limits.wall_time;
+            tokio::spawn(Arc::clone(self).see_through(Arc::clone(live), shared, started));
+        }
+        Ok(())
+    }
+
     /// Watches a command to its end, records it, and takes the walls down if they were its own.
-    async fn see_through(
-        self: Arc<Self>,
-        live: Arc<Live>,
-        command: Command,
-        shared: Arc<Shared>,
-        process: Process,
-        one_shot: bool,
-    ) {
-        let limits = live.order.admitted.limits_for(&command);
-        let stdin = command.stdin;
-        let ended = supervise(process, stdin, &limits, &shared.history, shared.cancelled()).await;
+    async fn see_through(self: Arc<Self>, live: Arc<Live>, shared: Arc<Shared>, started: Started) {
+        let Started { process, stdin, limits, terminal, one_shot } = started;
+        // Nobody expects a transcript of a terminal on disk.
+        let kept = self.config.keep_output && !terminal;
+        let log = kept.then(|| self.output_logs.writer(&shared.job));
+        let output = Sink { history: &shared.history, log };
+        let mut ended = supervise(process, stdin, &limits, output, shared.cancelled()).await;
+        if self.was_killed(&ended.ending, live.sandbox.id()) {
+            (ended.ending, ended.confirmed) = (Ending::Killed, false);
+        }
         // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
         let released = if one_shot || !ended.confirmed {
+            if one_shot {
+                end_executions(&live).await;
+            }
             self.take_down_for_good(&live).await
         } else {
             Ok(())
@@ -315,10 +392,22 @@ impl Inner {
             usage: ended.usage,
             limits: order.admitted.enforcement().to_vec(),
         };
-        let event = Event::Stopped { job: shared.job.clone(), outcome: outcome.clone(), log: None };
+        let log =
+            self.config.keep_output.then(|| self.output_logs.reference(&shared.job)).flatten();
+        let event = Event::Stopped { job: shared.job.clone(), outcome: outcome.clone(), log };
         let recorded = self.record(event).await;
         lock(&self.running).remove(&shared.job);
         shared.finish(Finished { outcome, released: released.and(recorded) });
+    }
+
+    /// Whether what looks like a loss was meant: another process is ending the sandbox.
+    fn was_killed(&self, ending: &Ending, id: &SandboxId) -> bool {
+        matches!(ending, Ending::Lost(_) | Ending::Signalled(Signal::KILL))
+            && self.kill_is_requested(id)
+    }
+
+    fn kill_is_requested(&self, id: &SandboxId) -> bool {
+        self.leases.kill_is_requested(id).unwrap_or(false)
     }
 
     /// Closes the record of a command that never got as far as a process.
@@ -326,11 +415,11 @@ impl Inner {
         &self,
         order: &Order,
         shared: &Shared,
-        error: Error,
+        NotBuilt { error, killed }: NotBuilt,
         released: Result<()>,
     ) -> Error {
         let ended = Ended {
-            ending: Ending::Lost(error.message().to_owned()),
+            ending: if killed { Ending::Killed } else { ending_of_no_start(&error, shared) },
             usage: Usage::default(),
             stdout: StreamReport::default(),
             stderr: StreamReport::default(),
@@ -343,11 +432,7 @@ impl Inner {
     /// Ends a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
     pub(crate) async fn retire(self: Arc<Self>, live: Arc<Live>) -> Result<()> {
         in_a_task(async move {
-            let executions: Vec<_> =
-                lock(&live.executions).iter().filter_map(Weak::upgrade).collect();
-            executions.iter().for_each(|shared| shared.cancel());
-            // What cannot be ended by itself in time ends with the walls.
-            let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
+            let executions = end_executions(&live).await;
             self.take_down_for_good(&live).await?;
             all_finished(&executions).await;
             Ok(())
@@ -434,6 +519,30 @@ impl Inner {
     }
 }
 
+/// How a command ended that was never started: as the error says, never as lost unless its walls fell.
+fn ending_of_no_start(error: &Error, shared: &Shared) -> Ending {
+    let why = error.message().to_owned();
+    match error.code() {
+        ErrorCode::Gone if *shared.cancelled().borrow() => Ending::Cancelled,
+        ErrorCode::Invalid
+        | ErrorCode::Refused
+        | ErrorCode::QuotaExceeded
+        | ErrorCode::NotFound
+        | ErrorCode::PathEscapes
+        | ErrorCode::Denied
+        | ErrorCode::Unsupported
+        | ErrorCode::TooLarge => Ending::Refused(why),
+        ErrorCode::Gone | ErrorCode::Protocol => Ending::Lost(why),
+        ErrorCode::Unavailable
+        | ErrorCode::JournalUnavailable
+        | ErrorCode::StateUnavailable
+        | ErrorCode::TooSlow
+        | ErrorCode::WallMissing
+        | ErrorCode::LeftBehind
+        | ErrorCode::System => Ending::StartFailed(StartFailure::NoSandbox(why)),
+    }
+}
+
 pub(crate) fn created(sandbox: &SandboxId, order: &Order) -> Event {
     Event::Created {
         sandbox: sandbox.clone(),
@@ -454,6 +563,15 @@ pub(crate) fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error 
     Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
         .backend(backend.name())
         .remedy("see whether what it relies on is alive: `stockade detect`")
+}
+
+/// Ends what runs in a sandbox, so that each outcome is its own. What cannot be ended by itself in time ends with
+/// the walls.
+async fn end_executions(live: &Live) -> Vec<Arc<Shared>> {
+    let executions = live.executions();
+    executions.iter().for_each(|shared| shared.cancel());
+    let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
+    executions
 }
 
 async fn all_finished(executions: &[Arc<Shared>]) {

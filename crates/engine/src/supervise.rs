@@ -12,6 +12,7 @@ use stockade_core::{
 use tokio::sync::watch;
 
 use crate::history::History;
+use crate::output_log::OutputLogWriter;
 
 /// How long a killed process may take to report its end before it counts as not confirmed.
 const KILL_GRACE: Duration = Duration::from_secs(5);
@@ -36,9 +37,15 @@ pub(crate) struct Ended {
     pub confirmed: bool,
 }
 
+/// Where output goes: to the readers there are, and to those who come after the end.
+pub(crate) struct Sink<'a> {
+    pub history: &'a History,
+    pub log: Option<OutputLogWriter>,
+}
+
 /// Passes output on up to the cap; counts and drops the rest (C-12).
 struct Pump<'a> {
-    history: &'a History,
+    output: Sink<'a>,
     control: &'a dyn ProcessControl,
     room: u64,
     started: Instant,
@@ -61,7 +68,10 @@ impl Pump<'_> {
         report.bytes += passed as u64;
         report.dropped += dropped as u64;
         if passed > 0 {
-            self.history.push(stream, data).await;
+            if let Some(log) = &mut self.output.log {
+                log.write(stream, &data);
+            }
+            self.output.history.push(stream, data).await;
         }
         if dropped > 0 && !std::mem::replace(&mut self.hushed, true) {
             self.control.hush().await;
@@ -101,7 +111,7 @@ pub(crate) async fn supervise(
     process: Process,
     stdin: Stdin,
     limits: &EffectiveLimits,
-    history: &History,
+    output: Sink<'_>,
     cancelled: watch::Receiver<bool>,
 ) -> Ended {
     let started = Instant::now();
@@ -109,7 +119,8 @@ pub(crate) async fn supervise(
     let room = limits.output.map_or(u64::MAX, |cap| cap.0);
     let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
     let control = control.as_ref();
-    let mut pump = Pump { history, control, room, started, hushed: false, stdout, stderr };
+    let history = output.history;
+    let mut pump = Pump { output, control, room, started, hushed: false, stdout, stderr };
     let (exit, stopped) = {
         let drive = pump.drive(events.as_mut());
         tokio::pin!(drive);
@@ -246,7 +257,8 @@ mod tests {
         let limits = EffectiveLimits { wall_time: Some(Span::secs(1)), ..Limits::default() };
         let history = History::new(HistoryBounds::default());
         let (_wanted, cancelled) = watch::channel(false);
-        supervise(process, Stdin::None, &limits, &history, cancelled).await.ending
+        let output = Sink { history: &history, log: None };
+        supervise(process, Stdin::None, &limits, output, cancelled).await.ending
     }
 
     /// A program whose output is always ready, until it is killed.
@@ -284,7 +296,8 @@ mod tests {
         };
         let history = History::new(HistoryBounds::default());
         let (_wanted, cancelled) = watch::channel(false);
-        let ended = supervise(process, Stdin::None, &limits, &history, cancelled).await;
+        let output = Sink { history: &history, log: None };
+        let ended = supervise(process, Stdin::None, &limits, output, cancelled).await;
         assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, true));
     }
 
@@ -312,7 +325,8 @@ mod tests {
         let history = History::new(HistoryBounds::default());
         let (_wanted, cancelled) = watch::channel(false);
         let begun = tokio::time::Instant::now();
-        let ended = supervise(process, Stdin::None, &limits, &history, cancelled).await;
+        let output = Sink { history: &history, log: None };
+        let ended = supervise(process, Stdin::None, &limits, output, cancelled).await;
         assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, false));
         assert_eq!(begun.elapsed(), Duration::from_secs(60) + KILL_GRACE);
     }

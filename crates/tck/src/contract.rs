@@ -27,9 +27,10 @@ clauses! {
     "Admission":
     "C-01" "Nothing is created before the whole spec is admitted. What the backend cannot enforce is \
         refused in one answer that lists every refusal: feature, reason, remedy."
-    "C-02" "Nothing is weakened silently. A caller may give a feature up by name (`--without \
-        disk-limit`); that is recorded. A default (not asked for) limit that the host cannot enforce is \
-        applied as far as it goes, and the report says how far."
+    "C-02" "Nothing is weakened silently. A limit is held at a level: exact (by the kernel), watched (measured, \
+        and ended within a stated time) or not at all. A watched one is applied and told, in one line and \
+        in the outcome; under `strict` it is refused. One that cannot be held, and any other missing \
+        feature, is refused; a caller may give it up by name (`--without disk-limit`), and that is recorded."
     "C-03" "Default spec: no network, a clean environment, the workspace writable and everything else \
         read-only or absent, all limits finite: 30 s CPU, 60 s wall, 512 MiB memory, 1 GiB disk, 128 \
         processes, 16 MiB output."

@@ -267,7 +267,8 @@ fn unseen(job: &Job, page: &Page, outcome: &Outcome, error: ToolError) -> ToolEr
             failed(format!("{} ended the browser", signal.name())).remedy(MEMORY)
         }
         (Ending::StartFailed(failure), _) => failed(failure.detail().to_owned()),
-        (Ending::Lost(reason), _) => failed(reason.clone()),
+        (Ending::Lost(reason) | Ending::Refused(reason), _) => failed(reason.clone()),
+        (Ending::Killed, _) => failed("its sandbox was ended by another process".into()),
         (Ending::Cancelled, _) => ToolError::cancelled(),
         (Ending::Exited(code), _) => {
             failed(format!("the browser ended with {code}: {}", last_words(job))).remedy(MEMORY)

@@ -171,14 +171,28 @@ impl Hub {
         self.core().last
     }
 
-    /// Begins with what every connection begins with: with an agent that has had another side before,
-    /// whose last number this was.
-    pub fn greet_agent(&self, before: Option<u32>) {
+    /// Begins with what every connection begins with.
+    pub fn greet_agent(&self) {
         self.send(&hello());
-        if let Some(last) = before {
-            self.core().last = last;
-            self.send(&ToAgent::Keep(last, Vec::new()));
+    }
+
+    /// The same with an agent that has had another side before, whose last number this was. The programs on
+    /// these channels go on here.
+    pub fn greet_copy(&self, last: u32, carried: &[u32]) -> Vec<(u32, Arc<Lane>)> {
+        let lanes: Vec<_> =
+            carried.iter().map(|number| (*number, Arc::new(Lane::new(Kind::Run)))).collect();
+        let mut core = self.core();
+        core.last = last;
+        core.lanes.extend(lanes.iter().cloned());
+        drop(core);
+        self.send(&hello());
+        self.send(&ToAgent::Keep(last, carried.to_vec()));
+        for (number, lane) in &lanes {
+            for (stream, room) in lane.start_over() {
+                self.send(&ToAgent::Credit(*number, stream, room));
+            }
         }
+        lanes
     }
 
     /// Goes on over another pipe, with an agent that is as it was when this was the last number; `own`: the

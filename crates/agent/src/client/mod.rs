@@ -54,41 +54,45 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        Self::begin(reader, writer, deadline, None).await
+        Self::begin(reader, writer, deadline, |hub| hub.greet_agent())
+            .await
+            .map(|(client, ())| client)
     }
 
-    /// The same with a copy of an agent that had another client, whose last channel this was. What it runs
-    /// goes on, unheard.
+    /// The same with a copy of an agent that had another client, whose last channel this was. The programs on
+    /// the channels that are named go on and are handed out, in that order; all others go on unheard.
     pub async fn take_over<R, W>(
         reader: R,
         writer: W,
         deadline: Duration,
         last: u32,
-    ) -> Result<Self>
+        carried: &[u32],
+    ) -> Result<(Self, Vec<Process>)>
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        Self::begin(reader, writer, deadline, Some(last)).await
+        let greet = |hub: &Arc<Hub>| process::carry_over(hub, last, carried);
+        Self::begin(reader, writer, deadline, greet).await
     }
 
-    async fn begin<R, W>(
+    async fn begin<R, W, T>(
         reader: R,
         writer: W,
         deadline: Duration,
-        before: Option<u32>,
-    ) -> Result<Self>
+        greet: impl FnOnce(&Arc<Hub>) -> T,
+    ) -> Result<(Self, T)>
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
         let hub = Arc::new(Hub::new(writer));
-        hub.greet_agent(before);
+        let greeted = greet(&hub);
         let reading = tokio::spawn(reader::read(hub.clone(), reader));
         let files = AgentFiles::new(hub.clone());
         let client = Self { hub: hub.clone(), files, reading: Mutex::new(reading) };
         tokio::spawn(async move { hub.write().await });
-        client.greeted(deadline).await.map(|()| client)
+        client.greeted(deadline).await.map(|()| (client, greeted))
     }
 
     /// Goes on over other streams, with an agent as it was when `last` was the last channel. If it was this
@@ -130,9 +134,23 @@ impl AgentClient {
         self.hub.last()
     }
 
+    /// Whether a program has not ended on this channel, as far as is known here.
+    pub fn is_running(&self, channel: u32) -> bool {
+        self.hub.lane(channel).is_ok_and(|lane| lane.goes_on())
+    }
+
     /// Starts a command, with limits for each of its processes. Returns without waiting for the
     /// agent: a program that cannot be started says so as its exit (C-10).
     pub async fn spawn(&self, command: &Command, limits: &[(Limit, u64)]) -> Result<Process> {
+        Ok(self.spawn_on_channel(command, limits).await?.1)
+    }
+
+    /// The same, with the channel that a copy of the agent knows the program by.
+    pub async fn spawn_on_channel(
+        &self,
+        command: &Command,
+        limits: &[(Limit, u64)],
+    ) -> Result<(u32, Process)> {
         process::spawn(&self.hub, command, limits).await
     }
 

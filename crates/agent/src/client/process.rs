@@ -18,7 +18,11 @@ use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a command.
-pub async fn spawn(hub: &Arc<Hub>, command: &Command, limits: &[(Limit, u64)]) -> Result<Process> {
+pub async fn spawn(
+    hub: &Arc<Hub>,
+    command: &Command,
+    limits: &[(Limit, u64)],
+) -> Result<(u32, Process)> {
     let argv = command.argv();
     let spawn = Spawn {
         argv: argv.iter().map(String::as_str).collect(),
@@ -40,8 +44,19 @@ pub async fn spawn(hub: &Arc<Hub>, command: &Command, limits: &[(Limit, u64)]) -
         Stdin::Bytes(bytes) => feed(handle.clone(), Bytes::from(bytes.clone())),
         Stdin::Stream => {}
     }
+    Ok((number, process(handle)))
+}
+
+/// Greets a copy of an agent whose last channel this was, and takes over the programs on these.
+pub fn carry_over(hub: &Arc<Hub>, last: u32, carried: &[u32]) -> Vec<Process> {
+    let lanes = hub.greet_copy(last, carried);
+    let handle = |(number, lane)| Handle { hub: hub.clone(), lane, number };
+    lanes.into_iter().map(|lane| process(handle(lane))).collect()
+}
+
+fn process(handle: Handle) -> Process {
     let control = Arc::new(Control(handle.clone()));
-    Ok(Process { events: Box::new(Events { handle, over: false }), control })
+    Process { events: Box::new(Events { handle, over: false }), control }
 }
 
 /// Sends all input there will be, in the background: the program may read it late or never.

@@ -90,6 +90,7 @@ fn start_failures_are_told_apart() {
                 StartFailure::NotExecutable(_) => "NotExecutable",
                 StartFailure::BadDirectory(_) => "BadDirectory",
                 StartFailure::NoResources(_) => "NoResources",
+                StartFailure::NoSandbox(_) => "NoSandbox",
             };
             assert_eq!(kind, expected, "{command:?}: {failure:?}");
         }

@@ -54,7 +54,9 @@ fn programs_outlive_the_client_that_started_them() {
         let pid = pids(&agent.path("pid"), 1).await[0];
         let last = client.last_channel();
         let (reader, writer) = hand_over(&held);
-        let other = AgentClient::take_over(reader, writer, LIMIT, last).await.unwrap();
+        let (other, carried) =
+            AgentClient::take_over(reader, writer, LIMIT, last, &[]).await.unwrap();
+        assert!(carried.is_empty());
         drop((client, held));
         assert_eq!(status(&other, &sh("exit 3")).await, ExitStatus::Exited(3));
         // Nobody reads what it writes, and nothing holds it up.
@@ -64,6 +66,34 @@ fn programs_outlive_the_client_that_started_them() {
         let mut done = other.spawn(&sh(&format!("kill {pid}")), &[]).await.unwrap();
         read_to_end(&mut done).await;
         eventually("it has ended", || !is_alive(pid)).await;
+        assert_eq!(status(&other, &sh("exit 4")).await, ExitStatus::Exited(4));
+    });
+}
+
+#[test]
+fn a_program_that_is_carried_over_is_heard_and_ended_by_the_other_client() {
+    test(async {
+        let (agent, client, held) = connected().await;
+        let line = "echo one; until [ -e go ]; do sleep 0.02; done; echo two; exit 5";
+        let (channel, mut heard) = client.spawn_on_channel(&sh(line), &[]).await.unwrap();
+        read_until(&mut heard, "one\n").await;
+        let endless = sh("echo $$ > pid; sleep 600");
+        let (killed, _never_read) = client.spawn_on_channel(&endless, &[]).await.unwrap();
+        let pid = pids(&agent.path("pid"), 1).await[0];
+        let last = client.last_channel();
+        let (reader, writer) = hand_over(&held);
+        let kept = [channel, killed];
+        let (other, carried) =
+            AgentClient::take_over(reader, writer, LIMIT, last, &kept).await.unwrap();
+        let Ok([mut heard, endless]) = <[_; 2]>::try_from(carried) else { panic!("not both") };
+        std::fs::write(agent.path("go"), "").unwrap();
+        let done = read_to_end(&mut heard).await;
+        assert_eq!(
+            (done.stdout.as_slice(), done.exit.status),
+            (&b"two\n"[..], ExitStatus::Exited(5))
+        );
+        endless.control.kill().await.unwrap();
+        assert!(!is_alive(pid));
         assert_eq!(status(&other, &sh("exit 4")).await, ExitStatus::Exited(4));
     });
 }

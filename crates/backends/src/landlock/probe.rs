@@ -111,6 +111,6 @@ fn disk() -> Support {
     Support::partial(
         "RLIMIT_FSIZE, and adding up the files of its directories every 250 ms",
         "a file that was deleted while it is open does not count, nor what is written between two looks",
-        "use --read-only, or keep it as far as it goes with --without disk-limit",
+        "choose native, which holds it exactly where nothing of the host is written",
     )
 }

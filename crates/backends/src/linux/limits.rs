@@ -64,13 +64,17 @@ pub(crate) fn measured(
     ]
 }
 
+/// What makes the disk limit exact on native where nothing of the host is written: all private places are one.
+pub(crate) const ONE_PRIVATE_FILE_SYSTEM: &str =
+    "one sized file system in memory for all private places";
+
 /// Disk, where nothing but counting holds a workspace to it.
 pub(crate) fn disk_by_counting() -> Support {
     Support::partial(
         "sized file systems for private places; for a workspace on disk RLIMIT_FSIZE and adding up \
          its files every 250 ms",
         "a file that was deleted while it is open does not count, nor what is written between two looks",
-        "use --read-only, or keep it as far as it goes with --without disk-limit",
+        "choose native, which holds it exactly where nothing of the host is written",
     )
 }
 

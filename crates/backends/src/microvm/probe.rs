@@ -47,7 +47,8 @@ pub(super) fn with_memory(inside: Capabilities, captured: bool) -> Capabilities 
 
 /// As measured inside, told of the machine.
 pub(super) fn adapted(boundary: stockade_core::Boundary, inside: &Capabilities) -> Capabilities {
-    let start = Capabilities::none(NAME, boundary);
+    let mut start = Capabilities::none(NAME, boundary);
+    start.private_disk.clone_from(&inside.private_disk);
     let same = |all: Capabilities, at: &Feature| all.with(*at, inside.support(*at));
     let mut all = Feature::ALL.iter().fold(start, same);
     for (feature, by) in OTHERWISE {

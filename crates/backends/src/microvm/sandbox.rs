@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Command, EffectiveLimits, Files, Parts, Process, ProcessControl, Result, Sandbox,
-    SandboxId, SnapshotKind,
+    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Parts, Process, ProcessControl,
+    Result, Sandbox, SandboxId, SnapshotKind,
 };
 
 use super::create::{Incarnation, Live, connection};
@@ -43,6 +43,13 @@ impl MicrovmSandbox {
 }
 
 impl Parted {
+    /// A program that is let go on before it is ended.
+    fn braked(&self, Process { events, control }: Process) -> Process {
+        let brake = Arc::clone(&self.live.brake);
+        let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
+        Process { events, control }
+    }
+
     fn backend(&self, operation: &'static str) -> Result<Arc<Inner>> {
         self.backend.upgrade().ok_or_else(|| failed(operation, "its backend is gone"))
     }
@@ -102,10 +109,18 @@ impl Sandbox for MicrovmSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let Process { events, control } = self.0.inside.spawn(command, limits).await?;
-        let brake = Arc::clone(&self.0.live.brake);
-        let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
-        Ok(Process { events, control })
+        let process = self.0.inside.spawn(command, limits).await?;
+        Ok(self.0.braked(process))
+    }
+
+    fn take_carried(&self) -> Vec<CarriedProgram> {
+        let carried = self.0.inside.take_carried().into_iter();
+        carried
+            .map(|CarriedProgram { command, process }| CarriedProgram {
+                command,
+                process: self.0.braked(process),
+            })
+            .collect()
     }
 
     fn files(&self) -> Result<&dyn Files> {

@@ -117,12 +117,7 @@ async fn attend(
 /// What it could not say itself of its end.
 fn why(status: &ExitStatus) -> String {
     match status {
-        ExitStatus::StartFailed(
-            StartFailure::NotFound(what)
-            | StartFailure::NotExecutable(what)
-            | StartFailure::BadDirectory(what)
-            | StartFailure::NoResources(what),
-        ) => format!("\nit did not start: {what}"),
+        ExitStatus::StartFailed(failure) => format!("\nit did not start: {}", failure.detail()),
         ExitStatus::LimitExceeded(limit) => format!("\nit went beyond its limit: {limit}"),
         ExitStatus::Signalled(signal) => format!("\nit was ended by signal {signal}"),
         ExitStatus::Exited(code) => format!("\nit exited with code {code}"),

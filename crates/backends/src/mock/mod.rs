@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Feature, Result,
-    Sandbox, SandboxId, Support,
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Feature, Parts,
+    Result, Sandbox, SandboxId, Support, create_and_restore,
 };
 
 pub use faults::{Fault, Faults};
@@ -135,6 +135,20 @@ impl Backend for Mock {
         }
         sandboxes.insert(id.clone(), Arc::clone(&sandbox));
         Ok(sandbox)
+    }
+
+    async fn create_from(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+        from: &Parts,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let made = create_and_restore(self, id, admitted, from).await?;
+        let sandbox = lock(&self.sandboxes).get(id).cloned();
+        if let Some(sandbox) = sandbox {
+            sandbox.carry_on(from, admitted.limits()).await?;
+        }
+        Ok(made)
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {

@@ -10,12 +10,12 @@ use std::{fs, io};
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{
-    Admitted, Command, EffectiveLimits, Entry, EntryKind, Error, ErrorCode, ExitStatus, Files,
-    Parts, Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId, SandboxPath, SnapshotKind,
-    StartFailure, WORKSPACE_ROOT,
+    Admitted, CarriedProgram, Command, EffectiveLimits, Entry, EntryKind, Error, ErrorCode,
+    ExitStatus, Files, Parts, Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId,
+    SandboxPath, SnapshotKind, StartFailure, WORKSPACE_ROOT,
 };
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::faults::Faults;
 use super::guest::{Guest, MockProgram};
@@ -78,6 +78,8 @@ async fn end_all(tasks: Vec<(u64, JoinHandle<()>)>) {
 
 /// The one part of its snapshots.
 const TREE: &str = "tree";
+/// The programs that ran, in one that claims to have the memory too: they begin anew in a copy.
+const PROGRAMS: &str = "programs";
 
 pub(super) struct MockSandbox {
     id: SandboxId,
@@ -86,6 +88,9 @@ pub(super) struct MockSandbox {
     faults: Faults,
     executions: AtomicU64,
     running: Mutex<Vec<watch::Sender<bool>>>,
+    /// What runs, by its arguments.
+    commands: Mutex<Vec<(Vec<String>, AbortHandle)>>,
+    carried: Mutex<Vec<CarriedProgram>>,
     lost: AtomicBool,
 }
 
@@ -113,6 +118,8 @@ impl MockSandbox {
             faults,
             executions: AtomicU64::new(1),
             running: Mutex::default(),
+            commands: Mutex::default(),
+            carried: Mutex::default(),
             lost: AtomicBool::new(false),
         }
     }
@@ -141,6 +148,29 @@ impl MockSandbox {
             let _ = tokio::time::timeout(REPORT_GRACE, task).await;
         }
         end_all(programs).await;
+    }
+
+    fn what_runs(&self) -> Vec<Vec<String>> {
+        let mut commands = lock(&self.commands);
+        commands.retain(|(_, task)| !task.is_finished());
+        commands.iter().map(|(argv, _)| argv.clone()).collect()
+    }
+
+    /// Starts what ran when this state was captured with its memory.
+    pub(super) async fn carry_on(&self, from: &Parts, limits: &EffectiveLimits) -> Result<()> {
+        if from.kind != SnapshotKind::Full {
+            return Ok(());
+        }
+        let read = fs::read(from.get(PROGRAMS)?);
+        let programs = read.and_then(|json| Ok(serde_json::from_slice(&json)?));
+        let programs: Vec<Vec<String>> = programs.map_err(|error| {
+            Error::new(ErrorCode::System, "restore", "programs").backend(NAME).source(error)
+        })?;
+        for command in programs {
+            let process = self.spawn(&Command::program(command.clone()), limits).await?;
+            lock(&self.carried).push(CarriedProgram { command, process });
+        }
+        Ok(())
     }
 
     /// The program and directory of a command, or why it cannot start.
@@ -205,8 +235,9 @@ impl Sandbox for MockSandbox {
                     ignores_signals: Arc::default(),
                 };
                 // Not of the execution: a kill lets the program report its end itself.
-                self.machine
-                    .adopt(PROGRAM, tokio::spawn(run(program, guest, signals_out, killed_out)));
+                let task = tokio::spawn(run(program, guest, signals_out, killed_out));
+                lock(&self.commands).push((command.argv(), task.abort_handle()));
+                self.machine.adopt(PROGRAM, task);
             }
         }
         lock(&self.running).push(killed.clone());
@@ -229,7 +260,18 @@ impl Sandbox for MockSandbox {
         Ok(self)
     }
 
-    async fn snapshot(&self, _kind: SnapshotKind, into: &Path) -> Result<()> {
+    fn take_carried(&self) -> Vec<CarriedProgram> {
+        std::mem::take(&mut *lock(&self.carried))
+    }
+
+    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+        if kind == SnapshotKind::Full {
+            let programs = serde_json::to_vec(&self.what_runs()).map_err(io::Error::from);
+            let written = programs.and_then(|programs| fs::write(into.join(PROGRAMS), programs));
+            written.map_err(|error| {
+                Error::new(ErrorCode::System, "snapshot", "programs").backend(NAME).source(error)
+            })?;
+        }
         let tree = serde_json::to_vec(&*lock(&self.machine.tree)).map_err(io::Error::from);
         tree.and_then(|tree| fs::write(into.join(TREE), tree)).map_err(|error| {
             Error::new(ErrorCode::System, "snapshot", "the tree").backend(NAME).source(error)

@@ -114,6 +114,7 @@ fn stands(native: &Native, root: Support, workspace: Support) -> Capabilities {
     {
         all = all.with(feature, support);
     }
+    all.private_disk = Some(limits::ONE_PRIVATE_FILE_SYSTEM.into());
     all
 }
 

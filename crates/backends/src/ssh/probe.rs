@@ -65,7 +65,9 @@ pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
         let all = usable.iter().map(|(host, found)| told(host, found.support(feature)));
         all.reduce(weaker).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
     };
-    let start = Capabilities::none(NAME, boundary);
+    let mut start = Capabilities::none(NAME, boundary);
+    let private_disk = usable.iter().map(|(_, found)| found.private_disk.clone());
+    start.private_disk = private_disk.reduce(Option::and).flatten();
     let all = Feature::ALL.iter().fold(start, |all, at| all.with(*at, shared(*at)));
     let hosts: Vec<_> = usable.iter().map(|(host, _)| format!("`{host}`")).collect();
     adapted(all, &hosts.join(", "), &reasons)

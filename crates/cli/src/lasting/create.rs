@@ -14,6 +14,7 @@ use super::snapshot;
 use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::printer::Printer;
+use crate::reasons::watched;
 use crate::views::{self, Configured, Wanted};
 
 /// What to make and how long it lives.
@@ -78,6 +79,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     if printer.is_json() {
         printer.json(&json!({
             "sandbox": ready.id, "idle": idle, "lifetime": lifetime, "workspace": workspace,
+            "limits": ready.limits,
         }));
     } else {
         printer.data(&format!("{}\n", ready.id));
@@ -106,7 +108,8 @@ pub fn as_captured(
         open_files: spec.limits.open_files.or(captured.limits.open_files),
         ..captured.limits
     };
-    let SandboxSpec { workspace, mounts, without, env, labels, tenant, boundaries, .. } = spec;
+    let SandboxSpec { workspace, mounts, without, env, labels, tenant, boundaries, strict, .. } =
+        spec;
     Ok(SandboxSpec {
         backend,
         boundaries,
@@ -121,6 +124,7 @@ pub fn as_captured(
         network,
         deterministic: captured.deterministic,
         limits,
+        strict,
         tenant,
         labels,
         without,
@@ -180,8 +184,12 @@ async fn build(
     let view = views::ahead(wanted, &mut order.spec, settings, printer).await?;
     let workspace = view.as_ref().map(|view| view.id().clone());
     order.workspace.clone_from(&workspace);
+    let asked = order.spec.limits;
     match launch(order, printer).await {
         Ok(ready) => {
+            if let (Some(line), false) = (watched(&asked, &ready.limits), printer.is_json()) {
+                printer.note(&line);
+            }
             if let (Some(id), false) = (&workspace, printer.is_json()) {
                 printer.note(&format!("changes are kept apart in workspace {id}"));
             }

@@ -75,7 +75,7 @@ async fn by_its_owner(mut connection: Connection) -> Result<bool> {
 }
 
 /// Its owner takes no commands, but the backend needs no handle: it takes the walls away, and the
-/// owner sees its program lost.
+/// owner sees by the request that this was meant.
 async fn from_outside(
     place: &Place,
     settings: &Settings,
@@ -85,6 +85,7 @@ async fn from_outside(
     let body = &lease.body;
     let named = BackendChoice::Named(body.backend.clone());
     let backends = registry::backends(settings, &named)?;
+    let _request = place.request_kill(&body.id)?;
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         // Again and again: the owner may have been about to build when this began.

@@ -1,24 +1,27 @@
-//! `stockade logs`: what a command in a sandbox has written, as long as the sandbox lives.
+//! `stockade logs`: what a command in a sandbox has written, while it runs and after its end.
 
 use clap::Args;
-use stockade_core::{JobId, Outcome, Result, SandboxId};
+use stockade_core::{Error, ErrorCode, JobId, Outcome, Result, SandboxId};
 use stockade_engine::OutputEvent;
 
-use super::exec::open;
+use super::place::Place;
 use super::remote::Remote;
+use super::stored::Stored;
 use crate::attend::{CLOSED_PIPE, Events};
-use crate::capture::Captured;
+use crate::capture::{Captured, Report};
+use crate::config::Settings;
 use crate::output::{Output, Stop};
 use crate::printer::Printer;
 use crate::reasons::reasons;
 
+const LOGS: &str = "logs";
 /// Most output that one object holds.
 const MOST_HELD: usize = 64 << 20;
 
 /// Whose output to show.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// The sandbox.
+    /// The sandbox, or a job that has ended.
     #[arg(value_name = "ID")]
     id: SandboxId,
     /// Wait for more until the command ends.
@@ -31,13 +34,54 @@ pub struct LogsArgs {
 
 /// Shows it: standard output and error, each where it belongs.
 pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
-    let connection = open(&args.id, "logs", printer).await?;
-    let remote = Remote::logs(connection, args.job.clone(), args.follow).await?;
-    if printer.is_json() {
-        return captured(remote, &args.id, printer).await;
+    let settings = Settings::load(None, printer)?;
+    match live(args, &settings).await {
+        Ok(mut remote) => {
+            if !printer.is_json() {
+                return streamed(&mut remote.events, printer).await;
+            }
+            let held = held(&mut remote.events).await?;
+            show(held, |captured, outcome| captured.report_of(&remote, &args.id, outcome), printer);
+            Ok(0)
+        }
+        Err(error) if is_over(&error) => ended(args, &settings, error, printer).await,
+        Err(error) => Err(error),
     }
+}
+
+async fn live(args: &LogsArgs, settings: &Settings) -> Result<Remote> {
+    let connection = Place::open(settings)?.reach(&args.id, LOGS).await?;
+    Remote::logs(connection, args.job.clone(), args.follow).await
+}
+
+/// Whether a supervisor does not have it, or is gone.
+fn is_over(error: &Error) -> bool {
+    matches!(error.code(), ErrorCode::NotFound | ErrorCode::Gone)
+}
+
+async fn ended(
+    args: &LogsArgs,
+    settings: &Settings,
+    error: Error,
+    printer: &Printer,
+) -> Result<i32> {
+    let Some(mut stored) = Stored::find(settings, &args.id, args.job.as_ref())? else {
+        return Err(error);
+    };
+    if printer.is_json() {
+        let held = held(&mut stored.events).await?;
+        let Stored { job, sandbox, walls, .. } = stored;
+        show(held, |captured, outcome| captured.about(job, &sandbox, walls, outcome), printer);
+        return Ok(0);
+    }
+    let code = streamed(&mut stored.events, printer).await?;
+    stored.unknown.iter().for_each(|unknown| printer.note(unknown));
+    Ok(code)
+}
+
+async fn streamed(events: &mut impl Events, printer: &Printer) -> Result<i32> {
     let mut output = Output::default();
-    match streamed(remote, &mut output, printer).await {
+    match relay(events, &mut output, printer).await {
         Ok(outcome) => {
             let outcome = outcome?;
             outcome.iter().flat_map(reasons).for_each(|reason| printer.note(&reason));
@@ -48,14 +92,14 @@ pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
     }
 }
 
-async fn streamed(
-    mut remote: Remote,
+async fn relay(
+    events: &mut impl Events,
     output: &mut Output,
     printer: &Printer,
 ) -> Result<Result<Option<Outcome>>, Stop> {
     let mut last = Ok(None);
     loop {
-        match remote.events.next().await {
+        match events.next().await {
             Ok(Some(OutputEvent::Output { stream, data, .. })) => {
                 output.write(stream, data).await?;
             }
@@ -74,23 +118,35 @@ async fn streamed(
     Ok(last)
 }
 
-async fn captured(mut remote: Remote, id: &SandboxId, printer: &Printer) -> Result<i32> {
-    let (mut captured, mut held, mut missing, mut outcome) = (Captured::default(), 0, 0, None);
-    while let Some(event) = remote.events.next().await? {
+/// Output that is held for one object, and what is missing.
+#[derive(Default)]
+struct Held {
+    captured: Captured,
+    bytes: usize,
+    missing: u64,
+    outcome: Option<Outcome>,
+}
+
+async fn held(events: &mut impl Events) -> Result<Held> {
+    let mut held = Held::default();
+    while let Some(event) = events.next().await? {
         match event {
-            OutputEvent::Output { data, .. } if held + data.len() > MOST_HELD => {
-                missing += data.len() as u64;
+            OutputEvent::Output { data, .. } if held.bytes + data.len() > MOST_HELD => {
+                held.missing += data.len() as u64;
             }
             OutputEvent::Output { stream, data, .. } => {
-                held += data.len();
-                captured.take(stream, &data);
+                held.bytes += data.len();
+                held.captured.take(stream, &data);
             }
-            OutputEvent::Gap { bytes, .. } => missing += bytes,
-            OutputEvent::End(end) => outcome = Some(end),
+            OutputEvent::Gap { bytes, .. } => held.missing += bytes,
+            OutputEvent::End(end) => held.outcome = Some(end),
         }
     }
-    let mut report = captured.report_of(&remote, id, outcome);
-    report.missing_bytes = Some(missing);
+    Ok(held)
+}
+
+fn show(held: Held, report: impl FnOnce(Captured, Option<Outcome>) -> Report, printer: &Printer) {
+    let mut report = report(held.captured, held.outcome);
+    report.missing_bytes = Some(held.missing);
     printer.json(&report);
-    Ok(0)
 }

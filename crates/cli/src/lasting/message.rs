@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Command, Entry, JobId, Outcome, SandboxId, SandboxPath, SandboxSpec,
-    SnapshotId, SnapshotKind, Span, StreamId, TerminalSize, Workspace, WorkspaceId,
+    BackendName, Boundary, Command, Enforcement, Entry, JobId, Outcome, SandboxId, SandboxPath,
+    SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId, TerminalSize, Workspace, WorkspaceId,
 };
 use stockade_engine::{Snapshot, Timestamp};
 
@@ -183,4 +183,6 @@ pub struct Ready {
     /// The program that was started with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<JobId>,
+    /// How each limit is enforced.
+    pub limits: Vec<Enforcement>,
 }

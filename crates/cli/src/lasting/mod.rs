@@ -30,6 +30,7 @@ mod peer;
 mod place;
 mod remote;
 mod socket;
+mod stored;
 
 pub use place::sweep;
 pub use remote::Remote;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
-use stockade_engine::{LeaseInfo, LeaseListing, Leases, StateDir};
+use stockade_engine::{KillRequest, LeaseInfo, LeaseListing, Leases, StateDir};
 
 use super::client::Connection;
 use super::fault::unknown;
@@ -37,6 +37,11 @@ impl Place {
     /// The lease of one, if there is one.
     pub fn lease(&self, id: &SandboxId) -> Result<Option<LeaseInfo>> {
         Ok(self.list()?.leases.into_iter().find(|lease| lease.body.id == *id))
+    }
+
+    /// Says that a sandbox is about to be ended on purpose, for as long as this is held.
+    pub fn request_kill(&self, id: &SandboxId) -> Result<KillRequest> {
+        self.leases.request_kill(id)
     }
 
     /// Connects to the owner of a lasting sandbox, or says why that is not possible.

@@ -86,6 +86,72 @@ fn a_run_that_is_detached_takes_its_sandbox_with_it() {
 }
 
 #[test]
+fn logs_outlive_the_program_and_its_sandbox() {
+    let place = Lasting::new();
+    let line = "echo out; echo err >&2; exit 3";
+    let done = place.stockade(&["run", "--detach", "--shell", line]);
+    let (id, job) = done.stdout.trim_end().split_once(' ').unwrap();
+    eventually("its owner is gone", || place.stockade(&["ps", "-q"]).stdout.is_empty());
+    for args in
+        [&["logs", id][..], &["logs", "-f", id], &["logs", id, "--job", job], &["logs", job]]
+    {
+        place.stockade(args).is(0, "out\n", "err\n");
+    }
+    let log = place.json(&["logs", id]);
+    assert_eq!((&log["job"], &log["sandbox"]), (&job.into(), &id.into()));
+    assert_eq!((&log["stdout"], &log["stderr"]), (&"out\n".into(), &"err\n".into()));
+    assert_eq!((&log["outcome"]["exitCode"], &log["missingBytes"]), (&3.into(), &0.into()));
+    let shown = place.stockade(&["audit", "show", job]).stdout;
+    assert!(shown.contains(&format!("logs/{job}")), "{shown}");
+    place.stockade(&["logs", id, "--job", "nojob"]).is_refused(&[id, "audit list"]);
+}
+
+#[test]
+fn logs_of_a_lasting_sandbox_are_there_after_its_end_and_after_its_owners_death() {
+    let place = Lasting::new();
+    let (ended, slain) = (place.create(&[]), place.create(&[]));
+    place.shell(&ended, "echo one").is(0, "one\n", "");
+    place.shell(&ended, "echo two").is(0, "two\n", "");
+    place.stockade(&["kill", &ended]).code_is(0);
+    place.stockade(&["logs", &ended]).is(0, "two\n", "");
+    let line = "echo said; sleep 1000";
+    place.stockade(&["exec", &slain, "--detach", "--shell", line]).code_is(0);
+    eventually("it has said so", || place.stockade(&["logs", &slain]).stdout == "said\n");
+    place.slay_owner(&slain);
+    place.stockade(&["logs", &slain]).is(0, "said\n", "stockade: how it ended is not known yet\n");
+    place.stockade(&["run", "true"]).is(0, "", "");
+    let told = "stockade: it ended at an unknown time: its engine died before it\n";
+    place.stockade(&["logs", &slain]).is(0, "said\n", told);
+}
+
+#[test]
+fn logs_are_bounded_and_their_users_alone_whatever_the_umask() {
+    let place = Lasting::new();
+    let line = "yes 0123456789012345678901234567890123456789012345678901234567890 | head -c 30000000; echo end";
+    let command = place.command(&["run", "--detach", "--max-output", "100m", "--shell", line]);
+    let done = common::finish(common::under("000", &command));
+    let (id, _) = done.stdout.trim_end().split_once(' ').unwrap();
+    eventually("its owner is gone", || place.stockade(&["ps", "-q"]).stdout.is_empty());
+    let logs = std::fs::read_dir(place.state().join("logs")).unwrap().flatten();
+    let found: Vec<_> = logs.map(|entry| entry.metadata().unwrap()).collect();
+    assert!(found.iter().all(|one| one.permissions().mode() & 0o777 == 0o600), "{found:?}");
+    let bytes: u64 = found.iter().map(|one| one.len()).sum();
+    assert!((1 << 20..13 << 20).contains(&bytes), "{bytes}");
+    let read = place.stockade(&["logs", id]);
+    assert!(read.stdout.starts_with("0123456789") && read.stdout.ends_with("\nend\n"));
+    assert!(read.stderr.contains("bytes before this are no longer there"), "{}", read.stderr);
+}
+
+#[test]
+fn output_that_is_not_kept_is_said_to_be_so() {
+    let place = Lasting::new();
+    place.stockade(&["run", "echo", "out"]).is(0, "out\n", "");
+    let jobs = place.json(&["audit", "list"]);
+    let id = jobs[0]["started"]["event"]["sandbox"].as_str().unwrap();
+    place.stockade(&["logs", id]).is_refused(&["was not kept", "run --detach"]);
+}
+
+#[test]
 fn two_clients_at_once_do_not_disturb_each_other() {
     let place = Lasting::new();
     let id = place.create(&[]);

@@ -120,8 +120,61 @@ fn kill_ends_a_run_of_another_process() {
         place.stockade(&args).is_refused(&["belongs to process", "stockade kill"]);
     }
     place.stockade(&["kill", &id]).is(0, &format!("{id}\n"), "");
-    assert_eq!(wait(run).code, 125);
+    let told = "stockade: ended: another process ended the sandbox on purpose\n";
+    wait(run).is(137, "", told);
     place.assert_all_is_gone();
+    let jobs = place.json(&["audit", "list"]);
+    assert_eq!(jobs[0]["stopped"]["event"]["outcome"]["ending"], "killed");
+}
+
+#[test]
+fn a_run_over_the_quota_is_recorded_as_refused() {
+    let place = Lasting::new();
+    let config = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&config).unwrap();
+    std::fs::write(config.join("config.toml"), "[defaultQuota]\nsandboxes = 1\n").unwrap();
+    place.create(&[]);
+    place.stockade(&["run", "true"]).is_refused(&["1 of at most 1"]);
+    let jobs = place.json(&["audit", "list"]);
+    let outcome = &jobs[0]["stopped"]["event"]["outcome"];
+    assert_eq!(outcome["ending"], "refused");
+    assert!(outcome["refused"].as_str().unwrap().contains("1 of at most 1"), "{outcome}");
+    assert!(outcome["lost"].is_null());
+}
+
+#[test]
+fn the_next_command_closes_the_record_of_a_run_that_was_killed() {
+    let place = Lasting::new();
+    let (run, ready) = start(place.command(&["run", "--shell", READY]));
+    assert_eq!(ready, "ready");
+    Lasting::slay(run);
+    let open = place.stockade(&["audit", "list"]).stdout;
+    assert!(open.contains("no end"), "{open}");
+    place.stockade(&["run", "true"]).is(0, "", "");
+    let jobs = place.json(&["audit", "list"]);
+    let kinds = [0, 1].map(|at| jobs[at]["stopped"]["event"]["kind"].clone());
+    // By start: the one that was killed comes first, though it was closed last or in between.
+    assert_eq!(kinds, ["endUnknown", "stopped"]);
+    let job = jobs[0]["started"]["event"]["job"].as_str().unwrap();
+    let shown = place.stockade(&["audit", "show", job]).stdout;
+    assert!(shown.contains("unknown end") && shown.contains("at an unknown time"), "{shown}");
+    assert_eq!(place.stockade(&["audit", "verify"]).code, 0);
+}
+
+#[test]
+fn records_are_listed_by_their_start() {
+    let place = Lasting::new();
+    let (first, _) = start(place.command(&["run", "--shell", READY]));
+    place.stockade(&["run", "--shell", "exit 5"]).code_is(5);
+    let jobs = place.json(&["audit", "list"]);
+    let ended: Vec<_> =
+        jobs.as_array().unwrap().iter().map(|job| !job["stopped"].is_null()).collect();
+    assert_eq!(
+        ended,
+        [false, true],
+        "the first that was started comes first, though it still runs"
+    );
+    Lasting::slay(first);
 }
 
 #[test]

@@ -4,21 +4,10 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use crate::common;
 use crate::common::lasting::Lasting;
-use crate::common::{Place, command_lines, finish, start, wait};
-
-/// The same command under another umask.
-fn under(umask: &str, command: &Command) -> Command {
-    let mut masked = Command::new("sh");
-    masked.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
-    masked.arg(command.get_program()).args(command.get_args());
-    masked.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    masked.current_dir(command.get_current_dir().unwrap()).stdin(Stdio::null());
-    masked
-}
+use crate::common::{Place, command_lines, finish, start, under, wait};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777

@@ -196,6 +196,54 @@ fn it_works_as_an_ordinary_user_and_without_a_home() {
     place.assert_nothing_is_left();
 }
 
+/// How the disk limit was enforced, as the outcome says.
+fn disk_limit(place: &Place, flags: &[&str]) -> serde_json::Value {
+    let done = place.stockade(&[&["run", "--json"], flags, &["true"]].concat());
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
+    let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let limits = json["outcome"]["limits"].as_array().unwrap();
+    limits.iter().find(|one| one["limit"] == "disk").unwrap()["enforced"].clone()
+}
+
+#[test]
+fn a_disk_limit_that_is_named_is_exact_where_it_can_be_and_else_told_to_be_watched() {
+    let place = Place::new();
+    for private in [&["--read-only"][..], &["--no-workspace"]] {
+        let flags = [&["--disk", "64m", "--strict"], private].concat();
+        place.stockade(&[&["run"], &flags[..], &["true"]].concat()).is(0, "", "");
+        assert_eq!(disk_limit(&place, &flags), "fully");
+    }
+    let done = place.stockade(&["run", "--disk", "64m", "true"]);
+    assert_eq!((done.code, done.stderr.lines().count()), (0, 1), "{done:?}");
+    assert!(done.stderr.contains("the disk limit of 64m is watched, not exact"), "{done:?}");
+    assert_eq!(disk_limit(&place, &["--disk", "64m"]), "partly");
+    // A default that nobody asked for is no news.
+    place.stockade(&["run", "true"]).is(0, "", "");
+}
+
+#[test]
+fn strict_refuses_a_limit_that_is_only_watched_and_never_names_what_was_said() {
+    let place = Place::new();
+    let strict = ["run", "--strict", "--disk", "64m"];
+    place.stockade(&[&strict[..], &["true"]].concat()).is_refused(&["disk", "--read-only"]);
+    let said = ["--read-only", "--writable-root", "true"];
+    let done = place.stockade(&[&strict[..], &said].concat());
+    done.is_refused(&["disk", "leave --writable-root out"]);
+    assert!(!done.stderr.contains("--read-only"), "{done:?}");
+}
+
+#[test]
+fn private_places_share_one_disk_limit() {
+    let place = Place::new();
+    let line = "head -c 700000 /dev/zero >/tmp/a && head -c 700000 /dev/zero >b && echo both fit";
+    let done = place.stockade(&["run", "--no-workspace", "--disk", "1m", "--shell", line]);
+    assert_eq!((done.code != 0, done.stdout.as_str()), (true, ""), "{done:?}");
+    assert!(done.stderr.contains("No space left"), "{done:?}");
+    let line =
+        "head -c 700000 /dev/zero >b && rm b && head -c 700000 /dev/zero >/tmp/a && stat -c %a .";
+    place.stockade(&["run", "--no-workspace", "--disk", "1m", "--shell", line]).is(0, "755\n", "");
+}
+
 mod needs_root {
     use super::*;
 

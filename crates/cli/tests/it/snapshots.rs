@@ -33,6 +33,24 @@ fn forge(file: &[u8], change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
 }
 
 #[test]
+fn a_program_that_goes_on_in_a_copy_is_listed_there_and_counts_as_use() {
+    let place = Lasting::new();
+    let id = place.create(&["--backend", "mock", "--no-workspace"]);
+    place.stockade(&["exec", &id, "--detach", "sleep", "50"]).code_is(0);
+    let copy = place.stockade(&["fork", &id]).stdout.trim_end().to_owned();
+    let (here, there) = (place.running(&id), place.running(&copy));
+    assert_eq!((here.len(), there.len()), (1, 1));
+    assert_ne!(here, there, "it is a job of its own");
+    let listed = place.listed(&copy).unwrap();
+    assert_eq!(listed["jobs"][0]["command"], "sleep 50");
+    place.stockade(&["rm", &copy]).is_refused(&["1 running"]);
+    place.stockade(&["kill", &copy]).code_is(0);
+    let shown = place.json(&["audit", "show", &there[0]]);
+    assert_eq!(shown["stopped"]["event"]["outcome"]["ending"], "cancelled");
+    assert_eq!(place.running(&id), here);
+}
+
+#[test]
 fn a_forged_snapshot_shows_nothing_of_the_host() {
     let (here, there) = (Lasting::new(), Lasting::new());
     let id = here.create(&["--no-workspace"]);

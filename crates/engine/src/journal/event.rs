@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Enforcement, Feature, JobId, Outcome, SandboxId, SnapshotId,
+    BackendName, Boundary, Enforcement, EngineId, Feature, JobId, Outcome, SandboxId, SnapshotId,
     SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 
@@ -36,6 +36,9 @@ pub enum Event {
         without: BTreeSet<Feature>,
         /// The caller's labels.
         labels: BTreeMap<String, String>,
+        /// The engine that will record its end; absent in records of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        engine: Option<EngineId>,
     },
     /// An execution has ended.
     Stopped {
@@ -44,6 +47,15 @@ pub enum Event {
         /// How, with what it used.
         outcome: Outcome,
         /// Where its log is, if one is kept.
+        log: Option<String>,
+    },
+    /// An execution has ended at an unknown time, in an unknown way: its engine died before it, and another
+    /// one found that nothing of it is left.
+    EndUnknown {
+        /// Its id.
+        job: JobId,
+        /// Where its log is, if one is kept.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         log: Option<String>,
     },
     /// A sandbox is about to be created.
@@ -154,6 +166,25 @@ impl Event {
         match self {
             Self::Stopped { outcome, .. } => Some(outcome),
             Self::Started { .. }
+            | Self::EndUnknown { .. }
+            | Self::Created { .. }
+            | Self::Prepared { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
+            | Self::Destroyed { .. }
+            | Self::Decided { .. }
+            | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
+        }
+    }
+
+    /// Where the output of an execution is kept, if this is its end and it is.
+    pub fn log(&self) -> Option<&str> {
+        match self {
+            Self::Stopped { log, .. } | Self::EndUnknown { log, .. } => log.as_deref(),
+            Self::Started { .. }
             | Self::Created { .. }
             | Self::Prepared { .. }
             | Self::Captured { .. }
@@ -170,7 +201,9 @@ impl Event {
     /// The execution this is about.
     pub fn job(&self) -> Option<&JobId> {
         match self {
-            Self::Started { job, .. } | Self::Stopped { job, .. } => Some(job),
+            Self::Started { job, .. }
+            | Self::Stopped { job, .. }
+            | Self::EndUnknown { job, .. } => Some(job),
             Self::Decided { job, .. } => job.as_ref(),
             Self::Created { .. }
             | Self::Prepared { .. }
@@ -195,6 +228,7 @@ impl Event {
             | Self::Destroyed { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
+            | Self::EndUnknown { .. }
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
@@ -212,6 +246,7 @@ impl Event {
             | Self::WorkspaceAcquired { tenant, .. }
             | Self::Refused { tenant, .. } => Some(tenant),
             Self::Stopped { .. }
+            | Self::EndUnknown { .. }
             | Self::Captured { .. }
             | Self::Restored { .. }
             | Self::Destroyed { .. }

@@ -42,7 +42,7 @@ pub struct Job {
     pub decided: Option<Record>,
     /// The record of its start.
     pub started: Record,
-    /// The record of its end; absent while it runs, and for good if its engine died.
+    /// The record of its end; absent while it runs, and until another engine has found that its own died.
     pub stopped: Option<Record>,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Jobs<'a> {
                 }
                 None
             }
-            Event::Stopped { job, .. } => {
+            Event::Stopped { job, .. } | Event::EndUnknown { job, .. } => {
                 let Open { decided, started } = self.open.remove(job)?;
                 Some(Job { decided, started, stopped: Some(record) })
             }

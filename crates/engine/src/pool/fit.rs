@@ -33,6 +33,8 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
         network,
         deterministic,
         limits,
+        // What it changes shows in how the limits are enforced.
+        strict: _,
         tenant,
         labels: _,
         without,

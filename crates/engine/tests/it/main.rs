@@ -8,6 +8,7 @@
 )]
 
 mod common;
+mod endings;
 mod journal;
 mod leases;
 mod pipeline;

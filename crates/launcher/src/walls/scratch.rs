@@ -31,6 +31,14 @@ pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure
     Ok(places)
 }
 
+/// One more of them, for a workspace that is gone with the sandbox.
+pub(crate) fn workspace() -> Result<OwnedFd, Errno> {
+    let place = format!("{SCRATCH}/workspace");
+    rustix::fs::mkdir(&place, Mode::from_raw_mode(0o755))?;
+    rustix::fs::chmod(&place, Mode::from_raw_mode(0o755))?;
+    fs::clone_tree(CWD, &place)
+}
+
 fn show(root: &OwnedFd, name: &str, target: &Path) -> Result<(), Errno> {
     let place = fs::place(root, target)?;
     fs::attach(fs::clone_tree(CWD, &format!("{SCRATCH}/{name}"))?, place)

@@ -8,7 +8,7 @@ use crate::error::{At, Failure, Wall};
 use crate::fs;
 use crate::open::{Sources, name};
 use crate::plan::{LaunchPlan, Workspace};
-use crate::walls::overlay;
+use crate::walls::{overlay, scratch};
 use rustix::io::Errno;
 
 /// Mounts the workspace into the staged root.
@@ -27,10 +27,13 @@ pub(crate) fn workspace(
             attach(&overlay::mount(layers, plan.read_only)?)
         }
         (Workspace::Trial, ..) => attach(&overlay::trial()?),
-        (Workspace::Ephemeral { bytes }, ..) => {
-            let attributes = if plan.read_only { fs::READ_ONLY } else { fs::WRITABLE };
-            let tree = fs::tmpfs(*bytes, "0755", attributes).at(Wall::Workspace, "a tmpfs")?;
+        // Nothing is ever in it.
+        (Workspace::Ephemeral { bytes }, ..) if plan.read_only => {
+            let tree = fs::tmpfs(*bytes, "0755", fs::READ_ONLY).at(Wall::Workspace, "a tmpfs")?;
             attach(&tree)
+        }
+        (Workspace::Ephemeral { .. }, ..) => {
+            attach(&scratch::workspace().at(Wall::Workspace, "a private place")?)
         }
         (Workspace::Local { .. } | Workspace::Overlay { .. }, ..) => {
             Err(Failure::new(Wall::Workspace, Errno::NOENT, name(target)))

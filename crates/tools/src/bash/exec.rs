@@ -102,14 +102,20 @@ pub(super) fn ended(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>)
         Ending::Exited(code) => (*code, None, None),
         Ending::Signalled(signal) => (-1, Some(signal.name()), None),
         Ending::LimitExceeded(limit) => (-1, None, Some(*limit)),
-        Ending::StartFailed(_) | Ending::TimedOut | Ending::Cancelled | Ending::Lost(_) => {
-            (-1, None, None)
-        }
+        Ending::StartFailed(_)
+        | Ending::TimedOut
+        | Ending::Cancelled
+        | Ending::Killed
+        | Ending::Refused(_)
+        | Ending::Lost(_) => (-1, None, None),
     }
 }
 
 /// What a command that was stopped says.
 const STOPPED: &str = "stockade: the command was stopped, and every process of it was killed\n";
+
+/// What a command says whose sandbox was ended.
+const KILLED: &str = "stockade: the sandbox was ended with the command in it, by another process\n";
 
 /// How it ended, in one word.
 pub(super) const fn ended_by(ending: &Ending) -> &'static str {
@@ -119,6 +125,8 @@ pub(super) const fn ended_by(ending: &Ending) -> &'static str {
         Ending::LimitExceeded(_) => "limit",
         Ending::TimedOut => "timeout",
         Ending::Cancelled => "stopped",
+        Ending::Killed => "killed",
+        Ending::Refused(_) => "refused",
         Ending::StartFailed(_) => "not-started",
         Ending::Lost(_) => "lost",
     }
@@ -130,6 +138,8 @@ pub(super) fn note(ending: &Ending) -> Option<String> {
         Ending::StartFailed(failure) => Some(start_failure(failure)),
         Ending::Lost(reason) => Some(format!("stockade: the command was lost: {reason}\n")),
         Ending::Cancelled => Some(STOPPED.to_owned()),
+        Ending::Killed => Some(KILLED.to_owned()),
+        Ending::Refused(reason) => Some(format!("stockade: the command was refused: {reason}\n")),
         Ending::Exited(_) | Ending::Signalled(_) | Ending::LimitExceeded(_) | Ending::TimedOut => {
             None
         }

@@ -82,6 +82,8 @@ fn failed(ending: &Ending) -> ToolError {
             (ErrorCode::TooLarge, format!("it reached the limit of {limit}"))
         }
         Ending::StartFailed(failure) => (ErrorCode::Unavailable, failure.detail().to_owned()),
+        Ending::Killed => (ErrorCode::Gone, "its sandbox was ended".to_owned()),
+        Ending::Refused(why) => (ErrorCode::Denied, why.clone()),
         Ending::Lost(why) => (ErrorCode::Gone, why.clone()),
         Ending::Exited(_) | Ending::Signalled(_) | Ending::Cancelled => {
             (ErrorCode::System, format!("it ended early ({ending:?})"))

@@ -135,9 +135,13 @@ pub(crate) async fn take_over(
     link.turn().await.ask("create", &asked, None).await.map(drop)?;
     let bridge = Arc::new(Bridge::new(link, tree, !admitted.spec().read_only));
     let (reader, writer) = tokio::io::split(pipe);
-    let client = AgentClient::take_over(reader, writer, DEADLINE, used.channels).await?;
+    let carried = used.carried();
+    let channels: Vec<u32> = carried.iter().map(|program| program.channel).collect();
+    let (client, processes) =
+        AgentClient::take_over(reader, writer, DEADLINE, used.channels, &channels).await?;
     let (user, used) = (Native::user(admitted.spec()), used.executions);
     let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, used);
+    sandbox.carry(carried.into_iter().zip(processes).collect());
     bridge.meet_again(bridge.turn().await).await?;
     Ok((sandbox, bridge))
 }

@@ -1,18 +1,19 @@
 //! A sandbox that another host or machine builds: the agent's client over the connection, and the counts of
 //! the other side behind it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Command, EffectiveLimits, Exit, ExitStatus, Files, Parts, Process, ProcessControl,
-    ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, Signal, SnapshotKind, TerminalSize,
-    User,
+    CarriedProgram, Command, EffectiveLimits, Exit, ExitStatus, Files, Parts, Process,
+    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, Signal, SnapshotKind,
+    TerminalSize, User,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -20,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::bridge::Bridge;
 use super::files::Synced;
 use super::link::Link;
-use super::{Connection, DEADLINE};
+use super::{Connection, DEADLINE, lock};
 use crate::across::guest::Identity;
 use crate::across::words::{Ask, How, Tell};
 use crate::linux::archives::Archives;
@@ -35,7 +36,71 @@ pub(crate) struct Numbers {
     pub of: SandboxId,
     pub channels: u32,
     pub executions: u32,
+    /// The programs that run, as far as they are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub running: Vec<RunningProgram>,
 }
+
+/// A program that runs, for copies of its sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct RunningProgram {
+    pub channel: u32,
+    pub execution: u32,
+    /// Its arguments, for people: cut where they are long.
+    pub command: Vec<String>,
+}
+
+/// The most programs that are carried over to a copy; more go on unheard.
+const MAX_CARRIED: usize = 32;
+/// How much is kept of the arguments of one: what is said about a machine has to stay short.
+const MAX_COMMAND_BYTES: usize = 400;
+
+/// The arguments without what a terminal would obey, cut where they are long.
+fn for_people(command: &[String]) -> Vec<String> {
+    let mut room = MAX_COMMAND_BYTES;
+    let mut kept = Vec::new();
+    for argument in command {
+        let plain = argument.chars().filter(|c| !c.is_control());
+        let cut: String = plain
+            .take_while(|c| {
+                let fits = c.len_utf8() < room;
+                room = room.saturating_sub(c.len_utf8());
+                fits
+            })
+            .collect();
+        kept.push(cut);
+        // Each takes some room, an empty one too.
+        room = room.saturating_sub(8);
+        if room == 0 {
+            break;
+        }
+    }
+    kept
+}
+
+impl Numbers {
+    /// The programs that a copy takes over. What a snapshot says about them is input: bounded, cleaned, and
+    /// none with a number that was never used.
+    pub fn carried(&self) -> Vec<RunningProgram> {
+        let mut found: Vec<RunningProgram> = Vec::new();
+        for program in self.running.iter().take(MAX_CARRIED) {
+            let used = (1..=self.channels).contains(&program.channel)
+                && program.execution < self.executions;
+            let twice = found.iter().any(|other| {
+                other.channel == program.channel || other.execution == program.execution
+            });
+            if used && !twice {
+                let command = for_people(&program.command);
+                found.push(RunningProgram { command, ..program.clone() });
+            }
+        }
+        found
+    }
+}
+
+/// The programs that run, by the numbers of their executions.
+type RunningPrograms = Arc<Mutex<BTreeMap<u32, RunningProgram>>>;
 
 /// A sandbox that another host or machine builds.
 pub(crate) struct FarSandbox {
@@ -46,6 +111,9 @@ pub(crate) struct FarSandbox {
     files: Synced,
     archives: Archives,
     last: AtomicU32,
+    running: RunningPrograms,
+    /// Those that went on when this was made of a copy, until somebody takes them.
+    carried: Mutex<Vec<CarriedProgram>>,
 }
 
 impl FarSandbox {
@@ -59,7 +127,37 @@ impl FarSandbox {
     ) -> Self {
         let client = Arc::new(client);
         let files = Synced::new(Arc::clone(&client), Arc::clone(&bridge));
-        Self { id, user, bridge, client, files, archives, last: AtomicU32::new(used) }
+        let (running, carried) = (RunningPrograms::default(), Mutex::default());
+        let last = AtomicU32::new(used);
+        Self { id, user, bridge, client, files, archives, last, running, carried }
+    }
+
+    /// Looks after programs that went on, until somebody takes them.
+    pub fn carry(&self, programs: Vec<(RunningProgram, Process)>) {
+        let carried = programs.into_iter().map(|(program, process)| {
+            let command = program.command.clone();
+            self.bridge.link().expect(program.execution);
+            let watched = self.watch_over(program.execution);
+            CarriedProgram { command, process: self.hand_out(watched, program, process) }
+        });
+        lock(&self.carried).extend(carried);
+    }
+
+    fn watch_over(&self, execution: u32) -> Watched {
+        let (bridge, running) = (Arc::clone(&self.bridge), Arc::clone(&self.running));
+        Watched { bridge, running, execution, over: false }
+    }
+
+    /// A program whose end the other side is told of.
+    fn hand_out(&self, watched: Watched, program: RunningProgram, process: Process) -> Process {
+        let Process { events, control } = process;
+        self.bridge.link().control(program.execution, &control);
+        lock(&self.running).insert(program.execution, program);
+        let (over, ended) = watch::channel(false);
+        let killed = Arc::<AtomicBool>::default();
+        let control = Control { inner: control, ended, killed: Arc::clone(&killed) };
+        let events = Events { inner: events, watched, ending: None, over, killed };
+        Process { events: Box::new(events), control: Arc::new(control) }
     }
 
     /// The connection.
@@ -70,7 +168,11 @@ impl FarSandbox {
     /// What was used up so far.
     pub fn numbers(&self) -> Numbers {
         let executions = self.last.load(Ordering::Relaxed);
-        Numbers { of: self.id.clone(), channels: self.client.last_channel(), executions }
+        // One that has ended as far as is known here is nothing to a copy.
+        let running = lock(&self.running);
+        let goes_on = running.values().filter(|program| self.client.is_running(program.channel));
+        let running = goes_on.take(MAX_CARRIED).cloned().collect();
+        Numbers { of: self.id.clone(), channels: self.client.last_channel(), executions, running }
     }
 
     /// What has changed here is there too.
@@ -115,18 +217,15 @@ impl Sandbox for FarSandbox {
         self.bridge.push().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = Ask::Watch { execution, cpu_time: limits.cpu_time };
-        let watched = Watched { bridge: Arc::clone(&self.bridge), execution, over: false };
+        // Dropped before the program has started, it tells the other side that there is none.
+        let watched = self.watch_over(execution);
         self.bridge.link().expect(execution);
         // Before the agent hears of it: what is sent first arrives first.
         self.bridge.link().say(&watch).await?;
         let command = settle(command, self.user);
-        let Process { events, control } = self.client.spawn(&command, &held(limits)).await?;
-        self.bridge.link().control(execution, &control);
-        let (over, ended) = watch::channel(false);
-        let killed = Arc::<AtomicBool>::default();
-        let control = Control { inner: control, ended, killed: Arc::clone(&killed) };
-        let events = Events { inner: events, watched, ending: None, over, killed };
-        Ok(Process { events: Box::new(events), control: Arc::new(control) })
+        let (channel, process) = self.client.spawn_on_channel(&command, &held(limits)).await?;
+        let program = RunningProgram { channel, execution, command: for_people(&command.argv()) };
+        Ok(self.hand_out(watched, program, process))
     }
 
     fn files(&self) -> Result<&dyn Files> {
@@ -140,6 +239,10 @@ impl Sandbox for FarSandbox {
         self.archives.take(&self.client, kind, into).await
     }
 
+    fn take_carried(&self) -> Vec<CarriedProgram> {
+        std::mem::take(&mut *lock(&self.carried))
+    }
+
     async fn restore(&self, from: &Parts) -> Result<()> {
         self.bridge.push().await?;
         self.archives.bring_back(&self.client, from).await?;
@@ -150,6 +253,7 @@ impl Sandbox for FarSandbox {
 /// An execution that the other side watches, until it is told of the end.
 struct Watched {
     bridge: Arc<Bridge>,
+    running: RunningPrograms,
     execution: u32,
     over: bool,
 }
@@ -159,6 +263,7 @@ impl Watched {
     /// is over.
     fn end(&mut self, exit: Exit) -> JoinHandle<Exit> {
         self.over = true;
+        lock(&self.running).remove(&self.execution);
         let (bridge, execution) = (Arc::clone(&self.bridge), self.execution);
         tokio::spawn(async move {
             let turn = bridge.turn().await;
@@ -278,5 +383,37 @@ impl ProcessControl for Control {
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {
         self.inner.resize(size).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(channel: u32, execution: u32, command: &[&str]) -> RunningProgram {
+        let command = command.iter().map(|argument| (*argument).to_owned()).collect();
+        RunningProgram { channel, execution, command }
+    }
+
+    #[test]
+    fn what_a_snapshot_says_about_programs_is_bounded_and_cleaned() {
+        let long = "\u{1b}[31m\"".repeat(1000);
+        let mut running = vec![
+            program(2, 0, &["sh", "\u{1b}]0;title\u{7}"]),
+            program(2, 1, &["the same channel"]),
+            program(9, 1, &["a channel that was never used"]),
+            program(0, 1, &["none"]),
+            program(3, 7, &["an execution that there never was"]),
+        ];
+        let of: SandboxId = "a".parse().unwrap();
+        let numbers =
+            Numbers { of: of.clone(), channels: 3, executions: 2, running: running.clone() };
+        assert_eq!(numbers.carried(), [program(2, 0, &["sh", "]0;title"])]);
+        running = (1..=200).map(|at| program(at, at, &[&long, "", &long])).collect();
+        let numbers = Numbers { of, channels: 200, executions: 201, running };
+        let carried = numbers.carried();
+        assert_eq!(carried.len(), MAX_CARRIED);
+        let json = serde_json::to_vec(&carried).unwrap();
+        assert!(json.len() < 48 << 10, "{}", json.len());
     }
 }

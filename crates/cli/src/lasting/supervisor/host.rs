@@ -70,18 +70,27 @@ impl Host {
     /// Starts a program, with a follower from its first byte on.
     pub async fn exec(self: &Arc<Self>, command: Command) -> Result<(Execution, Subscription)> {
         self.jobs().room()?;
-        let argv = command.argv();
         let busy = self.activity.begin();
         let started = self.engine.exec_followed(&self.id, command).await;
         let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
-        let watcher = self.keep(&execution, &argv);
+        let watcher = self.keep(&execution);
         tokio::spawn(Arc::clone(self).see_through(watcher, busy));
         Ok((execution, follower))
     }
 
-    fn keep(&self, execution: &Execution, argv: &[String]) -> Watcher {
+    /// Looks after the programs that went on when the sandbox was made from a captured state.
+    pub fn look_after_carried(self: &Arc<Self>) -> Result<()> {
+        for watcher in self.engine.executions(&self.id)? {
+            let busy = self.activity.begin();
+            self.jobs().add(watcher.clone());
+            tokio::spawn(Arc::clone(self).see_through(watcher, busy));
+        }
+        Ok(())
+    }
+
+    fn keep(&self, execution: &Execution) -> Watcher {
         let watcher = Watcher::clone(execution);
-        self.jobs().add(watcher.clone(), argv);
+        self.jobs().add(watcher.clone());
         watcher
     }
 

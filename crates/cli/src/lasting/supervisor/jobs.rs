@@ -47,8 +47,8 @@ impl Jobs {
     }
 
     /// Takes in a program that has started.
-    pub fn add(&mut self, watcher: Watcher, argv: &[String]) {
-        let command = line(argv);
+    pub fn add(&mut self, watcher: Watcher) {
+        let command = line(watcher.command());
         self.0.push_back(Job { watcher, command, started: Timestamp::now(), ended: None });
     }
 
@@ -135,7 +135,7 @@ mod tests {
         for _ in 0..MOST_ENDED + 3 {
             let command = Command::program(["true"]);
             let watcher = engine.exec(&id, command).await.unwrap().detach();
-            jobs.add(watcher.clone(), &["true".into()]);
+            jobs.add(watcher.clone());
             jobs.finish(watcher.job(), &watcher.outcome().await);
         }
         assert_eq!((jobs.info().len(), jobs.running()), (MOST_ENDED, 0));

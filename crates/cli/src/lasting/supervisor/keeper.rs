@@ -43,7 +43,7 @@ impl Keeper {
         let interrupts = Interrupts::listen()?;
         let sockets = Sockets::open(&settings.state_dir()?)?;
         let view = order.workspace.as_ref().map(|id| Taken::again(id, settings)).transpose()?;
-        let engine = registry::engine(settings, &order.spec.backend).await?;
+        let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
         let built = Self::furnish(&engine, order, sockets, interrupts, view).await;
         if built.is_err() {
             engine.close().await?;
@@ -63,6 +63,7 @@ impl Keeper {
             None => engine.create(order.spec.clone()).await?,
         };
         let host = Host::new(engine.clone(), id.clone(), &order);
+        host.look_after_carried()?;
         let first = match order.command {
             Some(command) => Some(host.exec(command).await?.0.detach()),
             None => None,
@@ -78,7 +79,9 @@ impl Keeper {
     /// What was made.
     pub fn ready(&self) -> Ready {
         let job = self.first.as_ref().map(|first| first.job().clone());
-        Ready { id: self.host.id.clone(), job }
+        // A sandbox that has ended already has nothing to be told of.
+        let limits = self.host.engine.limits(&self.host.id).unwrap_or_default();
+        Ready { id: self.host.id.clone(), job, limits }
     }
 
     /// Returns when the sandbox has lived long enough.

@@ -227,6 +227,16 @@ impl Done {
     }
 }
 
+/// The same command under another umask.
+pub fn under(umask: &str, command: &Command) -> Command {
+    let mut masked = Command::new("sh");
+    masked.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
+    masked.arg(command.get_program()).args(command.get_args());
+    masked.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    masked.current_dir(command.get_current_dir().unwrap()).stdin(Stdio::null());
+    masked
+}
+
 /// A directory that only root can look into, or nobody if this is not root.
 pub fn make_unreadable(dir: &Path) {
     use std::os::unix::fs::PermissionsExt;

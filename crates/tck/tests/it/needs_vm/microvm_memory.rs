@@ -11,9 +11,9 @@ use crate::machines;
 use crate::ordinary;
 use stockade_core::{
     Backend, Bytes, Command, Ending, ErrorCode, Limits, SandboxId, SandboxSpec, Signal,
-    SnapshotKind,
+    SnapshotKind, Span,
 };
-use stockade_engine::{Engine, EngineConfig, OutputEvent};
+use stockade_engine::{Engine, EngineConfig, OutputEvent, Watcher};
 
 /// How many copies are made of one.
 const COPIES: usize = 20;
@@ -123,6 +123,43 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     seen.extend(place.sh(&parent, WHO).await.lines().map(str::to_owned).enumerate());
     assert_eq!(seen.len(), 5 * (COPIES + 1), "{seen:?}");
     for id in copies.into_iter().chain([parent]) {
+        place.engine.destroy(&id).await.unwrap();
+    }
+}
+
+/// What an execution has written, until it has written this.
+async fn read_until(execution: &Watcher, expected: &str) -> String {
+    let (mut reader, mut text) = (execution.subscribe(), String::new());
+    while !text.ends_with(expected) {
+        let next = tokio::time::timeout(SOON, reader.next()).await.unwrap();
+        let Some(OutputEvent::Output { data, .. }) = next else { panic!("{next:?} after {text}") };
+        text += std::str::from_utf8(&data).unwrap();
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_goes_on_in_a_copy_is_an_execution_of_the_copys_own() {
+    let state = tempfile::tempdir().unwrap();
+    let place = Place::open(state.path()).await;
+    let id = place.engine.create(spec()).await.unwrap();
+    let line = "echo begun; until [ -e /tmp/go ]; do sleep 0.1; done; echo ended; exit 7";
+    let mut command = Command::program(["sh", "-c", line]);
+    command.wall_time = Some(Span::secs(600));
+    let first = place.engine.exec(&id, command).await.unwrap();
+    read_until(&first, "begun\n").await;
+    let copy = place.engine.fork(&id, 1).await.unwrap().remove(0);
+    let carried = place.engine.executions(&copy).unwrap().remove(0);
+    assert_eq!(carried.command(), ["sh", "-c", line]);
+    assert_ne!(carried.job(), first.job());
+    place.sh(&copy, ": > /tmp/go").await;
+    let outcome = tokio::time::timeout(SOON, carried.outcome()).await.unwrap();
+    assert_eq!(outcome.ending, Ending::Exited(7));
+    assert_eq!(read_until(&carried, "ended\n").await, "ended\n");
+    let record = place.engine.journal().job(carried.job()).unwrap().unwrap();
+    assert_eq!(record.stopped.unwrap().event.outcome(), Some(&outcome));
+    assert_eq!(place.engine.executions(&id).unwrap().len(), 1, "the first one goes on");
+    for id in [copy, id] {
         place.engine.destroy(&id).await.unwrap();
     }
 }

@@ -1,0 +1,162 @@
+//! Which engines live: each that has opened a record holds a locked file, as every sandbox has a lease. The
+//! kernel frees the lock when the engine dies, so that the next one knows whose records have no end, and closes
+//! them. Never closes a record of an engine that lives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use stockade_core::{EngineId, Error, ErrorCode, Result, SandboxId};
+
+use crate::engine::{Inner, lock};
+use crate::id;
+use crate::journal::{Event, Filter, Journal};
+use crate::output_log::OutputLogs;
+use crate::state::{Directory, Locked, Sharing, StateDir};
+
+/// How often a file is made anew that another engine took for a dead one's before it was locked.
+const ATTEMPTS: usize = 8;
+
+/// The engines of one state directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Engines(Arc<Directory>);
+
+/// The locked file of one engine: this one's, or a dead one's while its records are being closed.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    dir: Arc<Directory>,
+    id: EngineId,
+    _lock: Locked,
+}
+
+impl Engines {
+    pub(crate) fn open(state: &StateDir) -> Result<Self> {
+        Ok(Self(Arc::new(state.subdirectory("engines")?)))
+    }
+
+    /// Makes an engine known, from now until its file is removed or its process ends.
+    pub(crate) fn enter(&self) -> Result<Presence> {
+        for _ in 0..ATTEMPTS {
+            let id: EngineId = id::fresh()?;
+            let entered = self.0.open(id.as_str(), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL);
+            let entered = entered.and_then(|file| Locked::attempt(file, Sharing::Exclusive));
+            match entered.map_err(|error| self.failed(error))? {
+                Ok(lock) if !is_removed(&lock).map_err(|error| self.failed(error))? => {
+                    return Ok(Presence { dir: Arc::clone(&self.0), id, _lock: lock });
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Err(self.failed(io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// The engines that have died and left their file, each for one taker only.
+    fn claim_dead(&self) -> Result<Vec<Presence>> {
+        let failed = |error| self.failed(error);
+        let mut dead = Vec::new();
+        for name in self.0.names().map_err(failed)? {
+            let Ok(id) = name.parse::<EngineId>() else { continue };
+            let file = match self.0.open(&name, OFlags::RDWR) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(failed)?,
+            };
+            let Ok(lock) = Locked::attempt(file, Sharing::Exclusive).map_err(failed)? else {
+                continue;
+            };
+            if !is_removed(&lock).map_err(failed)? {
+                dead.push(Presence { dir: Arc::clone(&self.0), id, _lock: lock });
+            }
+        }
+        Ok(dead)
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        let message = format!("`{}` cannot be used", self.0.path().display());
+        Error::new(ErrorCode::StateUnavailable, "make the engine known", message)
+            .remedy("make the directory writable for this user, with some space left")
+            .source(error)
+    }
+}
+
+impl Presence {
+    /// Ends it: no record of this engine is open. The name goes before the lock.
+    pub(crate) fn leave(self) -> io::Result<()> {
+        self.dir.remove(self.id.as_str())
+    }
+}
+
+fn is_removed(lock: &Locked) -> io::Result<bool> {
+    Ok(rustix::fs::fstat(lock.file())?.st_nlink == 0)
+}
+
+impl Inner {
+    /// The id under which this engine opens records.
+    pub(crate) fn engine_id(&self) -> Result<EngineId> {
+        let mut presence = lock(&self.presence);
+        match &*presence {
+            Some(entered) => Ok(entered.id.clone()),
+            None => Ok(presence.insert(self.engines.enter()?).id.clone()),
+        }
+    }
+
+    /// Closes the records of engines that have died: how and when those executions ended is not known.
+    /// Where something of a sandbox may still stand, its record stays open for the next engine.
+    pub(crate) async fn close_records_of_the_dead(&self) -> Result<()> {
+        let dead = self.engines.claim_dead()?;
+        if dead.is_empty() {
+            return Ok(());
+        }
+        let leases = self.leases.list()?.leases;
+        let standing: BTreeSet<SandboxId> = leases.into_iter().map(|lease| lease.body.id).collect();
+        let (journal, logs) = (Arc::clone(&self.journal), self.output_logs.clone());
+        let closing =
+            tokio::task::spawn_blocking(move || close_records(&journal, &logs, dead, &standing));
+        closing.await.unwrap_or_else(|join| {
+            Err(Error::new(ErrorCode::JournalUnavailable, "close records", "the writer ended")
+                .source(join))
+        })
+    }
+}
+
+fn close_records(
+    journal: &Journal,
+    logs: &OutputLogs,
+    dead: Vec<Presence>,
+    standing: &BTreeSet<SandboxId>,
+) -> Result<()> {
+    let mut dead: BTreeMap<EngineId, Presence> =
+        dead.into_iter().map(|presence| (presence.id.clone(), presence)).collect();
+    for job in journal.jobs(Filter::default())? {
+        let job = job?;
+        let Event::Started { job: id, sandbox, engine: Some(engine), .. } = &job.started.event
+        else {
+            continue;
+        };
+        if job.stopped.is_some() || !dead.contains_key(engine) {
+            continue;
+        }
+        if standing.contains(sandbox) {
+            dead.remove(engine);
+        } else {
+            let log = logs.reference(id);
+            journal.append(Event::EndUnknown { job: id.clone(), log })?;
+        }
+    }
+    for presence in dead.into_values() {
+        // One that stays is looked at again, and has nothing open then.
+        let _ = presence.leave();
+    }
+    Ok(())
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // With a record open, it is as if this engine had died.
+        if lock(&self.running).is_empty()
+            && let Some(presence) = lock(&self.presence).take()
+        {
+            let _ = presence.leave();
+        }
+    }
+}
