@@ -49,19 +49,17 @@ fn leases_at(state: &Path) -> Leases {
 
 #[tokio::test]
 async fn a_sandbox_that_another_process_ends_on_purpose_is_killed_and_not_lost() {
-    for stream in [Fault::None, Fault::Drop] {
-        let state = tempfile::tempdir().unwrap();
-        let mock = programs().with_faults(Faults { stream, ..Faults::default() });
-        let engine = engine_at(state.path(), &mock, |_| {}).await;
-        let running = engine.run(spec(), Command::program(["forever"])).await.unwrap();
-        let request = leases_at(state.path()).request_kill(running.sandbox()).unwrap();
-        mock.destroy(running.sandbox()).await.unwrap();
-        assert_eq!(running.outcome().await.ending, Ending::Killed);
-        assert_eq!(recorded_ending(&engine), Ending::Killed);
-        drop(request);
-        let leases: Vec<_> = std::fs::read_dir(state.path().join("leases")).unwrap().collect();
-        assert_eq!(leases.len(), 1, "only the lock is left: {leases:?}");
-    }
+    let state = tempfile::tempdir().unwrap();
+    let mock = programs();
+    let engine = engine_at(state.path(), &mock, |_| {}).await;
+    let running = engine.run(spec(), Command::program(["forever"])).await.unwrap();
+    let request = leases_at(state.path()).request_kill(running.sandbox()).unwrap();
+    mock.destroy(running.sandbox()).await.unwrap();
+    assert_eq!(running.outcome().await.ending, Ending::Killed);
+    assert_eq!(recorded_ending(&engine), Ending::Killed);
+    drop(request);
+    let leases: Vec<_> = std::fs::read_dir(state.path().join("leases")).unwrap().collect();
+    assert_eq!(leases.len(), 1, "only the lock is left: {leases:?}");
 }
 
 #[tokio::test]
