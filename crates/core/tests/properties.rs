@@ -138,7 +138,8 @@ fn accepted(spec: &SandboxSpec, capabilities: &Capabilities) -> bool {
 fn is_lacking(spec: &SandboxSpec, capabilities: &Capabilities, feature: Feature) -> bool {
     let is_limit = LimitKind::ALL.iter().any(|kind| kind.feature() == feature);
     let watched = is_limit && matches!(capabilities.support(feature), Support::Partial { .. });
-    !spec.without.contains(&feature) && !capabilities.has(feature) && !(watched && !spec.strict)
+    let held = capabilities.has(feature) || (watched && !spec.strict);
+    !held && !spec.without.contains(&feature)
 }
 
 fn refusals(spec: &SandboxSpec, capabilities: &Capabilities) -> Vec<Refusal> {

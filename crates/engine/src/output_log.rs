@@ -298,7 +298,7 @@ impl OutputLogWriter {
             let file = self.make_chunk(0)?;
             let locked = Locked::attempt(file, Sharing::Exclusive)?;
             self.first = Some(locked.map_err(|_| io::ErrorKind::ResourceBusy)?);
-            if self.logs.made.fetch_add(1, Ordering::Relaxed) % LOGS_BETWEEN_PRUNES == 0 {
+            if self.logs.made.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOGS_BETWEEN_PRUNES) {
                 self.logs.prune_now()?;
             }
         }

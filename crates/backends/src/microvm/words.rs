@@ -6,9 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use stockade_core::{
-    ExitStatus, ProcessEvent, ProcessEvents, StartFailure, StreamId, is_unsafe_to_show,
-};
+use stockade_core::{ExitStatus, ProcessEvent, ProcessEvents, StreamId, is_unsafe_to_show};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;

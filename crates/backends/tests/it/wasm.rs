@@ -419,7 +419,9 @@ async fn a_module_that_was_tampered_with_ends_in_an_outcome_and_harms_nobody() {
         sandbox.files().unwrap().write(&"m".parse().unwrap(), module.into(), false).await.unwrap();
         let execution = engine.exec(&id, Command::program(["./m"])).await.unwrap();
         match execution.outcome().await.ending {
-            Ending::Lost(why) => panic!("after {tried}: {why}"),
+            ending @ (Ending::Lost(_) | Ending::Refused(_) | Ending::Killed) => {
+                panic!("after {tried}: {ending:?}")
+            }
             Ending::StartFailed(_) => {}
             Ending::Exited(_)
             | Ending::Signalled(_)
