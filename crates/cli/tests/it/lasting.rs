@@ -138,7 +138,7 @@ fn logs_are_bounded_and_their_users_alone_whatever_the_umask() {
     let bytes: u64 = found.iter().map(|one| one.len()).sum();
     assert!((1 << 20..13 << 20).contains(&bytes), "{bytes}");
     let read = place.stockade(&["logs", id]);
-    assert!(read.stdout.starts_with("0123456789") && read.stdout.ends_with("\nend\n"));
+    assert!(read.stdout.starts_with("0123456789") && read.stdout.ends_with("end\n"));
     assert!(read.stderr.contains("bytes before this are no longer there"), "{}", read.stderr);
 }
 

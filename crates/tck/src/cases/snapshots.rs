@@ -15,7 +15,8 @@ pub(super) const CASES: &[Case] = &[
     case!("a snapshot of the files brings them back as they were", "C-22", files)
         .needs(&[Feature::FilesSnapshot]),
     case!("a snapshot of the files holds every private place", "C-22", private_places)
-        .needs(&[Feature::FilesSnapshot, Feature::HostImage]),
+        .needs(&[Feature::FilesSnapshot, Feature::HostImage])
+        .isolation(),
     case!("a snapshot says nothing that is secret", "C-41", no_secret)
         .needs(&[Feature::FilesSnapshot]),
     case!("a full snapshot brings files back while the program goes on", "C-22", full)
