@@ -41,7 +41,13 @@ pub fn ids(place: &Place) -> Vec<String> {
 /// Runs a line of shell on a view; answers the id of the workspace that is kept.
 #[track_caller]
 pub fn overlaid(place: &Place, line: &str) -> String {
-    let done = place.stockade(&["run", "--overlay", "--shell", line]);
+    overlaid_with(place, &[], line)
+}
+
+/// The same with further flags.
+#[track_caller]
+pub fn overlaid_with(place: &Place, flags: &[&str], line: &str) -> String {
+    let done = place.stockade(&[&["run", "--overlay"], flags, &["--shell", line]].concat());
     assert_eq!(done.code, 0, "{done:?}");
     let ids = ids(place);
     assert_eq!(ids.len(), 1, "{done:?}");
