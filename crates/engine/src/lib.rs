@@ -22,6 +22,7 @@ mod select;
 mod snapshots;
 mod state;
 mod supervise;
+mod teardown;
 
 pub use capture::spec_of_a_copy;
 pub use config::{EngineConfig, Quota};

@@ -1,14 +1,13 @@
-//! The part of the pipeline that touches walls: create, run, destroy, reap. Each step runs in a task
+//! The part of the pipeline that touches walls: create and run. Each step runs in a task
 //! of its own, so that a caller who gives up half-way leaves nothing behind (C-32).
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, BackendName, CarriedProgram, Command, EffectiveLimits, Ending, EnvName,
-    Error, ErrorCode, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId,
-    StartFailure, Stdin, StreamReport, Usage,
+    Admitted, Backend, CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode,
+    Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure, Stdin,
+    StreamReport, Usage,
 };
 use tokio::sync::watch;
 
@@ -16,15 +15,13 @@ use crate::engine::{Inner, lock};
 use crate::execution::{Control, Finished, Shared};
 use crate::id;
 use crate::journal::Event;
-use crate::lease::{Lease, LeaseBody, StaleLease};
+use crate::lease::{Lease, LeaseBody};
 use crate::pool::{Claim, Seated};
 use crate::supervise::{Ended, Sink, supervise};
+use crate::teardown::end_executions;
 
 /// The programs a clean environment finds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// How long the commands of a sandbox may take to end before its walls come down.
-const END_GRACE: Duration = Duration::from_secs(6);
 
 /// How long a state may take to be captured or brought back.
 pub(crate) const CAPTURE: Duration = Duration::from_secs(300);
@@ -64,7 +61,7 @@ pub(crate) struct Live {
     pub order: Order,
     pub sandbox: Arc<dyn Sandbox>,
     /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
-    lease: tokio::sync::Mutex<Option<Lease>>,
+    pub lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<Shared>>>,
     /// Its seat in a pool, free again when everything of it is gone.
     pub seat: Option<Seated>,
@@ -181,7 +178,7 @@ impl Inner {
                 Ok(live) => live,
                 Err(failure) => return Err(self.never_ran(&order, &shared, failure, Ok(())).await),
             };
-            let spawned = match self.look_after_carried(&live).await {
+            let spawned = match self.supervise_carried_programs(&live).await {
                 Ok(()) => self.spawn(&live, &command, &shared).await,
                 Err(error) => Err(error),
             };
@@ -241,7 +238,7 @@ impl Inner {
             async move {
                 self.record(created(&id, &order)).await?;
                 let live = self.build(&order, &id, cancelled.clone()).await?;
-                let carried = self.look_after_carried(&live).await;
+                let carried = self.supervise_carried_programs(&live).await;
                 if carried.is_ok() && self.keep(&id, &live, &cancelled) {
                     return Ok(());
                 }
@@ -343,7 +340,7 @@ impl Inner {
 
     /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
     /// execution like any other from now on. Its wall time, where one was named, begins now.
-    async fn look_after_carried(self: &Arc<Self>, live: &Arc<Live>) -> Result<()> {
+    async fn supervise_carried_programs(self: &Arc<Self>, live: &Arc<Live>) -> Result<()> {
         for CarriedProgram { command, process } in live.sandbox.take_carried() {
             let command = Command::program(command);
             let id = live.sandbox.id().clone();
@@ -428,95 +425,6 @@ impl Inner {
         self.finish(order, shared, ended, released).await;
         error
     }
-
-    /// Ends a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
-    pub(crate) async fn retire(self: Arc<Self>, live: Arc<Live>) -> Result<()> {
-        in_a_task(async move {
-            let executions = end_executions(&live).await;
-            self.take_down_for_good(&live).await?;
-            all_finished(&executions).await;
-            Ok(())
-        })
-        .await
-    }
-
-    /// Takes down and forgets. What could not be taken down stays known, so that it can be tried again.
-    async fn take_down_for_good(&self, live: &Live) -> Result<()> {
-        self.take_down(live).await?;
-        lock(&self.live).remove(live.sandbox.id());
-        Ok(())
-    }
-
-    /// Destroys, checks, records, and only then gives the lease back.
-    pub(crate) async fn take_down(&self, live: &Live) -> Result<()> {
-        let id = live.sandbox.id();
-        let mut held = live.lease.lock().await;
-        if held.is_none() {
-            return Ok(());
-        }
-        let destroyed = self.destroy_within(live.order.backend.as_ref(), id).await;
-        let detail = destroyed.as_ref().err().map(|error| error.message().to_owned());
-        let event = Event::Destroyed { sandbox: id.clone(), clean: destroyed.is_ok(), detail };
-        let recorded = self.record(event).await;
-        // Walls that may still stand keep their lease, so that they are reaped later.
-        destroyed?;
-        held.take().map_or(Ok(()), Lease::release)?;
-        recorded
-    }
-
-    async fn destroy_within(&self, backend: &dyn Backend, id: &SandboxId) -> Result<()> {
-        let destroyed =
-            tokio::time::timeout(self.config.destroy_deadline, backend.destroy(id)).await;
-        destroyed.unwrap_or_else(|_| Err(too_slow("destroy", backend)))
-    }
-
-    /// Destroys a sandbox that is not this engine's: nothing to do, or what a dead engine left.
-    pub(crate) async fn destroy_foreign(&self, id: &SandboxId) -> Result<()> {
-        if let Some(stale) = self.leases.claim_stale()?.into_iter().find(|it| it.body().id == *id) {
-            let name = &stale.body().backend;
-            let backend = self.registry.get(name).ok_or_else(|| made_by_a_stranger(id, name))?;
-            return self.reap_one(backend.as_ref(), stale).await;
-        }
-        if self.leases.list()?.leases.iter().any(|lease| lease.body.id == *id) {
-            let message = format!("sandbox `{id}` belongs to another running engine");
-            return Err(Error::new(ErrorCode::Denied, "destroy", message)
-                .remedy("end it through the engine that made it: `stockade kill`"));
-        }
-        Ok(())
-    }
-
-    /// Destroys what dead engines left. Leases of a backend that this engine does not have, or that
-    /// fails, are kept for the next one: what is left of one sandbox must not stop everything else.
-    pub(crate) async fn reap(&self) -> Result<Vec<SandboxId>> {
-        let mut reaped = Vec::new();
-        let mut silent = BTreeSet::new();
-        for stale in self.leases.claim_stale()? {
-            let LeaseBody { id, backend: name, .. } = stale.body().clone();
-            let Some(backend) = self.registry.get(&name) else { continue };
-            if silent.contains(&name) {
-                continue;
-            }
-            match self.reap_one(backend.as_ref(), stale).await {
-                Ok(()) => reaped.push(id),
-                // Each other one would wait as long again for an answer that does not come.
-                Err(error)
-                    if matches!(error.code(), ErrorCode::Unavailable | ErrorCode::TooSlow) =>
-                {
-                    silent.insert(name);
-                }
-                Err(_) => {}
-            }
-        }
-        Ok(reaped)
-    }
-
-    async fn reap_one(&self, backend: &dyn Backend, stale: StaleLease) -> Result<()> {
-        let sandbox = stale.body().id.clone();
-        self.destroy_within(backend, &sandbox).await?;
-        let detail = Some("reaped: its engine had ended".into());
-        self.journal.append(Event::Destroyed { sandbox, clean: true, detail })?;
-        stale.finish()
-    }
 }
 
 /// How a command ended that was never started: as the error says, never as lost unless its walls fell.
@@ -553,31 +461,10 @@ pub(crate) fn created(sandbox: &SandboxId, order: &Order) -> Event {
     }
 }
 
-fn made_by_a_stranger(id: &SandboxId, backend: &BackendName) -> Error {
-    let message = format!("sandbox `{id}` was made by backend `{backend}`, which is not here");
-    Error::new(ErrorCode::Unavailable, "destroy", message)
-        .remedy(format!("open the engine with backend `{backend}`"))
-}
-
 pub(crate) fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
     Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
         .backend(backend.name())
         .remedy("see whether what it relies on is alive: `stockade detect`")
-}
-
-/// Ends what runs in a sandbox, so that each outcome is its own. What cannot be ended by itself in time ends with
-/// the walls.
-async fn end_executions(live: &Live) -> Vec<Arc<Shared>> {
-    let executions = live.executions();
-    executions.iter().for_each(|shared| shared.cancel());
-    let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
-    executions
-}
-
-async fn all_finished(executions: &[Arc<Shared>]) {
-    for shared in executions {
-        shared.finished().await;
-    }
 }
 
 /// Runs to the end even if the caller does not wait for it.
