@@ -88,7 +88,7 @@ pub async fn judge(kind: Kind, least: usize) {
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
 
-/// What another runtime of the same engine could change: walls, limits, kills and ends. All cases in a long run.
+/// Runs the cases that another OCI runtime could fail: isolation, limits, kill and destroy. All cases in a long run.
 pub async fn judge_runtime(kind: Kind, runtime: &str, least: usize) {
     let engine = Engine::start(kind);
     let subject = subject(&engine, Some(runtime)).await;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The report of a whole run is larger than a pipe holds: who reads only its first lines ends the script.
+/// The report of a whole run is larger than a pipe's buffer: `sort | head` would die of SIGPIPE and, with
+/// `pipefail`, end the script.
 #[test]
 fn the_slowest_tests_of_a_long_report_are_listed_without_ending_the_script() {
     let report = tempfile::NamedTempFile::new().unwrap();
