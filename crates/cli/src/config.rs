@@ -323,6 +323,10 @@ fn from_env(
     for (name, value) in variables {
         let Some(name) = name.to_str() else { continue };
         let Some(setting) = name.strip_prefix(PREFIX) else { continue };
+        // The conformance kit's own, for the engines that it starts.
+        if setting.starts_with("TCK_") {
+            continue;
+        }
         match VARIABLES.iter().find(|(known, _)| *known == setting) {
             Some((_, apply)) => {
                 let applied = value

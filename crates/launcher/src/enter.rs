@@ -1,5 +1,6 @@
 //! Starts somebody else's runtime where a sandbox's walls want it: in its control groups from its first
-//! instruction, in a session of its own, and never outliving the thread that started it. Builds no wall.
+//! instruction, in a session of its own, with mounts that go with it, and never outliving the thread that
+//! started it. Builds no wall.
 #![allow(unsafe_code, reason = "what a child does before it becomes another program is unsafe")]
 
 use std::fs::{File, OpenOptions};
@@ -8,12 +9,18 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
+use rustix::mount::MountPropagationFlags;
+use rustix::process::{
+    Pid, Signal, geteuid, getpid, getppid, set_parent_process_death_signal, setsid,
+};
+use rustix::thread::UnshareFlags;
 
 use crate::plan::Cgroup;
+use crate::{ground, sys};
 
 /// Starts a command in these control groups. It is killed when the calling *thread* ends, which must
-/// therefore be one that stays.
+/// therefore be one that stays. What root's command mounts is gone with its last process: runtimes leave
+/// mounts behind that nobody could remove their directories with.
 pub fn start_in(mut command: Command, cgroup: Option<&Cgroup>) -> io::Result<Child> {
     let lists = cgroup.map_or_else(|| Ok(Vec::new()), member_lists)?;
     let parent = getpid();
@@ -44,5 +51,12 @@ fn settle(lists: &[File], parent: Pid) -> Result<(), Errno> {
     for list in lists {
         rustix::io::write(list, b"0")?;
     }
-    Ok(())
+    // Without root it can mount nothing here.
+    if geteuid().is_root() { own_mounts() } else { Ok(()) }
+}
+
+/// A copy of the host's mounts that follows the host's changes and sends none back.
+fn own_mounts() -> Result<(), Errno> {
+    sys::unshare(UnshareFlags::NEWNS)?;
+    ground::change_all(MountPropagationFlags::DOWNSTREAM)
 }

@@ -113,7 +113,8 @@ pub(crate) fn write_file(path: &str, text: &str) -> Result<(), Errno> {
     }
 }
 
-fn change_all(kind: MountPropagationFlags) -> Result<(), Errno> {
+/// Changes how all mounts pass on what happens to them.
+pub(crate) fn change_all(kind: MountPropagationFlags) -> Result<(), Errno> {
     mount_change("/", kind | MountPropagationFlags::REC)
 }
 

@@ -161,6 +161,7 @@ impl Agent {
             }
             FileRequest::List(_)
             | FileRequest::Remove(_)
+            | FileRequest::Replace(..)
             | FileRequest::TarOut(_)
             | FileRequest::TarIn(_) => self.start_job(number, request),
             FileRequest::Watch(path) => self.start_watch(number, path),

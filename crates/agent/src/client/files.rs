@@ -79,6 +79,10 @@ impl AgentFiles {
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 
+    pub(super) async fn replace(&self, directory: &SandboxPath, with: &str) -> Result<()> {
+        self.tell("replace", FileRequest::Replace(directory.as_str(), with)).await
+    }
+
     async fn read_piece(
         &self,
         path: &str,

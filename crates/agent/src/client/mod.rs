@@ -171,6 +171,12 @@ impl AgentClient {
         TarIn::open(&self.hub, path).await
     }
 
+    /// Puts what is in `with`, a directory in this one, in the place of all else in it. What is mounted there
+    /// stays.
+    pub async fn replace(&self, directory: &SandboxPath, with: &str) -> Result<()> {
+        self.files.replace(directory, with).await
+    }
+
     /// Watches one directory.
     pub async fn watch(&self, path: &SandboxPath) -> Result<Watch> {
         Watch::open(&self.hub, path).await

@@ -186,7 +186,10 @@ pub enum FileRequest<'a> {
     List(&'a str),
     /// Removes everything at this path. Answered by `FileDone`.
     Remove(&'a str),
-    /// Yields a tar archive as output, then `FileDone`.
+    /// A directory, and the name of one in it: what is in that one takes the place of all else in the
+    /// directory, but for what is mounted there. Answered by `FileDone`.
+    Replace(&'a str, &'a str),
+    /// Yields a tar archive as output, without what is mounted in the tree, then `FileDone`.
     TarOut(&'a str),
     /// Takes a tar archive as input, then answers `FileDone`.
     TarIn(&'a str),
@@ -313,6 +316,7 @@ impl<'a> FileRequest<'a> {
             Self::TarIn(path) => (9, path),
             Self::Watch(path) => (10, path),
             Self::SetMode(path, _) => (11, path),
+            Self::Replace(path, _) => (12, path),
         };
         to.u8(tag);
         to.text(path);
@@ -325,7 +329,7 @@ impl<'a> FileRequest<'a> {
                 to.flag(append);
                 to.data(data);
             }
-            Self::Rename(_, target) => to.text(target),
+            Self::Rename(_, name) | Self::Replace(_, name) => to.text(name),
             Self::SetMode(_, mode) => to.u32(mode),
             Self::Stat(_)
             | Self::MakeDir(_)
@@ -352,6 +356,7 @@ impl<'a> FileRequest<'a> {
             9 => Self::TarIn(path),
             10 => Self::Watch(path),
             11 => Self::SetMode(path, from.u32()?),
+            12 => Self::Replace(path, from.text()?),
             tag => return Err(DecodeError::Tag { what: "file request", tag }),
         })
     }

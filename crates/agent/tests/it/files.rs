@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common;
-use crate::common::{connected, path, run, sh, test};
+use crate::common::{Agent, connect, connected, path, run, sh, status, test};
 use bytes::Bytes;
 use stockade_agent::client::{AgentClient, WatchKind};
-use stockade_core::{EntryKind, ErrorCode, FilesExt, Result, SandboxPath};
+use stockade_core::{EntryKind, ErrorCode, ExitStatus, FilesExt, Result, SandboxPath};
 
 fn code<T>(result: Result<T>) -> ErrorCode {
     result.err().expect("it succeeded").code()
@@ -272,6 +272,37 @@ fn a_tree_travels_out_and_in_as_an_archive() {
         tar_in(&client, &path("single"), &single).await.unwrap();
         assert_eq!(std::fs::read(agent.path("single/run")).unwrap(), b"#!/bin/sh\n");
         assert_eq!(code(tar_out(&client, &path("missing")).await), ErrorCode::NotFound);
+    });
+}
+
+#[test]
+fn what_is_mounted_in_a_tree_is_neither_archived_nor_removed_nor_replaced() {
+    test(async {
+        let mounted = Agent::start_with_mounts("place/engine", "place/secrets");
+        let (_agent, client) = connect(mounted).await;
+        let works = async |line| assert_eq!(status(&client, &sh(line)).await, ExitStatus::Exited(0));
+        let place = path("place");
+        works("echo its >place/own; mkdir place/dir; echo new >place/dir/file").await;
+        let archive = tar_out(&client, &place).await.unwrap();
+        let mut names: Vec<_> = tar::Archive::new(&*archive)
+            .entries()
+            .unwrap()
+            .map(|entry| entry.unwrap().path().unwrap().display().to_string())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["dir", "dir/file", "own"]);
+        for at in [&place, &path("place/secrets"), &path("place/engine")] {
+            assert_eq!(code(client.files().remove(at).await), ErrorCode::Invalid);
+        }
+        works("test -s place/secrets/hosts").await;
+        // One that was captured before has what was mounted there.
+        works("mkdir -p place/stage/later place/stage/secrets; echo x >place/stage/engine").await;
+        client.replace(&place, "stage").await.unwrap();
+        let mut left: Vec<_> =
+            client.files().list(&place).await.unwrap().into_iter().map(|it| it.name).collect();
+        left.sort();
+        assert_eq!(left, ["engine", "later", "secrets"]);
+        works("test -s place/secrets/hosts && ! grep -qx x place/engine").await;
     });
 }
 

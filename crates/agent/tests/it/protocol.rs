@@ -34,6 +34,7 @@ fn requests() -> Vec<FileRequest<'static>> {
         FileRequest::Rename("a", "b"),
         FileRequest::List("a"),
         FileRequest::Remove("a"),
+        FileRequest::Replace("a", "b"),
         FileRequest::TarOut("a"),
         FileRequest::TarIn("a"),
         FileRequest::Watch("a"),

@@ -16,10 +16,19 @@ use stockade_core::{
     Admitted, Error, ErrorCode, HostPath, Image as Wanted, ImageName, Result, User,
 };
 use stockade_launcher::{Made, host_root};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use super::socket::{Engine, is_missing, words};
 use super::{NAME, Progress, failed, plan, tree};
 use crate::linux::fingerprint;
+
+/// One image is made at a time: engines fail where the same is made twice at once.
+static IMPORTING: Mutex<()> = Mutex::const_new(());
+
+/// How long an image that somebody else is making may take to be there.
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(20);
+const IMPORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Nothing at all from the engine for this long: it will not come.
 const STALLED: Duration = Duration::from_secs(120);
@@ -195,12 +204,16 @@ async fn has(api: &Api, name: &str) -> Result<bool> {
     }
 }
 
-/// Makes an image of a root's archive.
+/// Makes an image of a root's archive, unless somebody else has just made it.
 async fn import(
     api: &Api,
     name: &str,
     archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
 ) -> Result<()> {
+    let _alone = IMPORTING.lock().await;
+    if has(api, name).await? {
+        return Ok(());
+    }
     let options = CreateImageOptions {
         from_src: Some("-".into()),
         // With its tag: not every engine reads that where it should be.
@@ -210,11 +223,27 @@ async fn import(
     let made =
         drain(api.create_image(Some(options), Some(body_try_stream(archive)), None), |_| None)
             .await;
-    made.map(drop).map_err(|why| {
-        Error::new(ErrorCode::Unavailable, "create", format!("no image could be made: {why}"))
-            .backend(NAME)
-            .remedy("see the engine's log, and whether its disk is full")
-    })
+    let Err(why) = made else { return Ok(()) };
+    if made_by_another(api, name, &why).await? {
+        return Ok(());
+    }
+    Err(Error::new(ErrorCode::Unavailable, "create", format!("no image could be made: {why}"))
+        .backend(NAME)
+        .remedy("see the engine's log, and whether its disk is full"))
+}
+
+/// Whether an image that could not be made is there all the same: another process was quicker. The engine
+/// may refuse the second before it has finished the first.
+async fn made_by_another(api: &Api, name: &str, why: &str) -> Result<bool> {
+    let underway = why.to_lowercase().replace(' ', "").contains("alreadyexists");
+    let begun = Instant::now();
+    while !has(api, name).await? {
+        if !underway || begun.elapsed() > IMPORT_TIMEOUT {
+            return Ok(false);
+        }
+        tokio::time::sleep(IMPORT_POLL_INTERVAL).await;
+    }
+    Ok(true)
 }
 
 /// Reads an engine's answer to its end, with what is worth keeping of each line.

@@ -76,6 +76,8 @@ pub(super) fn body(
         // What the image says of these is not heard.
         healthcheck: Some(inert::no_health_check()),
         stop_signal: Some("SIGKILL".into()),
+        // Some engines stop what they are told to remove, and wait this long before they kill it.
+        stop_timeout: Some(0),
         working_dir: Some("/".into()),
         network_disabled: Some(true),
         labels: Some(labels(id, Some(&spec.tenant))),

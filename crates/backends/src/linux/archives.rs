@@ -77,7 +77,7 @@ impl Archives {
         }
         staged?;
         for place in &self.places {
-            self.swap(client, place).await?;
+            client.replace(&self.path(place, "")?, STAGE).await?;
         }
         Ok(())
     }
@@ -148,22 +148,6 @@ impl Archives {
             unpacking.finish().await?;
         }
         Ok(())
-    }
-
-    /// Puts what was staged in the place of what is there.
-    async fn swap(&self, client: &AgentClient, place: &str) -> Result<()> {
-        let files = client.files();
-        for entry in files.list(&self.path(place, "")?).await? {
-            if entry.name != STAGE {
-                files.remove(&self.path(place, &entry.name)?).await?;
-            }
-        }
-        let staging = self.path(place, STAGE)?;
-        for entry in files.list(&staging).await? {
-            let to = self.path(place, &entry.name)?;
-            files.rename(&self.path(staging.as_str(), &entry.name)?, &to).await?;
-        }
-        files.remove(&staging).await
     }
 
     fn failed(&self, operation: &'static str, message: String) -> Error {

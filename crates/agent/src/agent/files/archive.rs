@@ -1,5 +1,5 @@
 //! A tree as a tar archive: regular files, directories and symbolic links. Sockets, fifos and
-//! devices are left out, as they mean nothing elsewhere.
+//! devices are left out, as they mean nothing elsewhere; so is what is mounted inside the tree.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, read
 use rustix::io::Errno;
 use tar::{Builder, EntryType, Header};
 
+use super::mounts::is_mount_point;
 use super::{Failure, Result, Roots, resolve};
 use crate::protocol::FileErrorKind;
 
@@ -48,7 +49,7 @@ impl<W: Write> Archive<'_, W> {
         for item in Dir::read_from(dir).map_err(|errno| Failure::new(inside, errno))? {
             let item = item.map_err(|errno| Failure::new(inside, errno))?;
             let name = item.file_name().to_string_lossy();
-            if name != "." && name != ".." {
+            if name != "." && name != ".." && !is_mount_point(dir, item.file_name()) {
                 let path =
                     if inside.is_empty() { name.to_string() } else { format!("{inside}/{name}") };
                 self.entry(dir, item.file_name(), &path, depth)?;

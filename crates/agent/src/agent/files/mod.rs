@@ -4,6 +4,7 @@
 mod archive;
 mod failure;
 mod list;
+mod mounts;
 mod ops;
 mod remove;
 mod resolve;
@@ -37,6 +38,7 @@ pub fn path_of<'a>(request: &FileRequest<'a>) -> &'a str {
         | FileRequest::Rename(path, _)
         | FileRequest::List(path)
         | FileRequest::Remove(path)
+        | FileRequest::Replace(path, _)
         | FileRequest::TarOut(path)
         | FileRequest::TarIn(path)
         | FileRequest::Watch(path) => path,
@@ -65,6 +67,7 @@ pub fn answer(roots: &Roots, number: u32, request: &FileRequest<'_>, link: &mut 
         }
         FileRequest::List(path)
         | FileRequest::Remove(path)
+        | FileRequest::Replace(path, _)
         | FileRequest::TarOut(path)
         | FileRequest::TarIn(path)
         | FileRequest::Watch(path) => Err(Failure::unsuitable(path, "is not asked for this way")),
@@ -79,6 +82,7 @@ pub fn work(roots: &Roots, request: &FileRequest<'_>, streams: Streams) -> Resul
     match *request {
         FileRequest::List(path) => list::list(roots, path, streams.output),
         FileRequest::Remove(path) => remove::remove(roots, path),
+        FileRequest::Replace(path, with) => remove::replace(roots, path, with),
         FileRequest::TarOut(path) => archive::archive(roots, path, streams.output),
         FileRequest::TarIn(path) => unpack::unpack(roots, path, streams.input),
         FileRequest::Stat(path)

@@ -1,5 +1,5 @@
-//! Removing a tree without ever following a link, and without running out of descriptors however
-//! deep somebody made it.
+//! Removing a tree without ever following a link or emptying what is mounted in it, and without running out
+//! of descriptors however deep somebody made it.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
+use super::mounts::is_mount_point;
 use super::{Failure, Result, Roots};
 
 /// Deeper than this, a directory is moved up to the top before it is emptied.
@@ -21,10 +22,40 @@ pub fn remove(roots: &Roots, path: &str) -> Result<()> {
         found => found?,
     };
     let name = CString::new(name).map_err(|_| Failure::new(path, Errno::INVAL))?;
-    let mut removal = Removal { top: None, moved: 0 };
-    match removal.entry(&parent, &name, 0) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(Failure::new(path, errno)),
+    remove_entry(&parent, &name).map_err(|errno| Failure::new(path, errno))
+}
+
+/// Puts what is in `with`, a directory in this one, in the place of all else in it. What is mounted there
+/// stays, and nothing takes its place.
+pub fn replace(roots: &Roots, path: &str, with: &str) -> Result<()> {
+    let fail = |errno| Failure::new(path, errno);
+    let dir = roots.file(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+    let with = CString::new(with).map_err(|_| fail(Errno::INVAL))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let new = openat(&dir, &with, flags, Mode::empty()).map_err(fail)?;
+    for name in names(&dir).map_err(fail)? {
+        if name != with && !is_mount_point(&dir, &name) {
+            remove_entry(&dir, &name).map_err(fail)?;
+        }
+    }
+    for name in names(&new).map_err(fail)? {
+        if !is_mount_point(&dir, &name) {
+            renameat(&new, &name, &dir, &name).map_err(fail)?;
+        }
+    }
+    remove_entry(&dir, &with).map_err(fail)
+}
+
+fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
+    let names = Dir::read_from(dir)?.map(|item| item.map(|item| item.file_name().to_owned()));
+    let real = |name: &CString| !matches!(name.to_bytes(), b"." | b"..");
+    names.filter(|name| name.as_ref().map_or(true, real)).collect()
+}
+
+fn remove_entry(dir: &OwnedFd, name: &CStr) -> rustix::io::Result<()> {
+    match (Removal { top: None, moved: 0 }).entry(dir, name, 0) {
+        Err(Errno::NOENT) => Ok(()),
+        done => done,
     }
 }
 
@@ -49,6 +80,9 @@ impl Removal {
         {
             self.moved += 1;
             return renameat(parent, name, top, format!(".removed-{}", self.moved));
+        }
+        if is_mount_point(parent, name) {
+            return Err(Errno::BUSY);
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = openat(parent, name, flags, Mode::empty())?;

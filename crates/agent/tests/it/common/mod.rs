@@ -40,6 +40,17 @@ impl Agent {
         Self::start_by(command.args(["--kill-child", AGENT]))
     }
 
+    /// Starts one that has a file and a directory of the host mounted at these two paths of its workspace.
+    pub fn start_with_mounts(file: &str, directory: &str) -> (Self, UnixStream) {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "--kill-child", "--fork"]);
+        let script = r#"cd "$3" && mkdir -p "$DIRECTORY" && touch "$FILE" &&
+            mount --bind /etc/hosts "$FILE" && mount --bind /etc "$DIRECTORY" && exec "$@""#;
+        command.env("FILE", file).env("DIRECTORY", directory);
+        command.args(["sh", "-c", script, "sh", AGENT]);
+        Self::start_by(&mut command)
+    }
+
     /// Starts one that has given up gaining privileges, as behind any walls.
     pub fn start_without_privileges() -> (Self, UnixStream) {
         let mut command = std::process::Command::new("setpriv");
