@@ -1,32 +1,51 @@
 //! Starts somebody else's runtime where a sandbox's walls want it: in its control groups from its first
 //! instruction, in a session of its own, with mounts that go with it, and never outliving the thread that
-//! started it. Builds no wall.
+//! started it. Builds no wall but one: what the runtime may only read is read-only by the kernel too.
 #![allow(unsafe_code, reason = "what a child does before it becomes another program is unsafe")]
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use rustix::process::{
-    Pid, Signal, geteuid, getpid, getppid, set_parent_process_death_signal, setsid,
+    Pid, Signal, getegid, geteuid, getpid, getppid, set_parent_process_death_signal, setsid,
 };
 use rustix::thread::UnshareFlags;
 
 use crate::plan::Cgroup;
-use crate::{ground, sys};
+use crate::{fs, ground, sys};
 
-/// Starts a command in these control groups. It is killed when the calling *thread* ends, which must
-/// therefore be one that stays. What root's command mounts is gone with its last process: runtimes leave
-/// mounts behind that nobody could remove their directories with.
-pub fn start_in(mut command: Command, cgroup: Option<&Cgroup>) -> io::Result<Child> {
+/// A directory or file of the host, shown read-only at another path that is of the same kind.
+#[derive(Debug, Clone)]
+pub struct ReadOnlyView {
+    /// What is shown.
+    pub source: PathBuf,
+    /// Where.
+    pub target: PathBuf,
+}
+
+/// Starts a command in these control groups, with these views. It is killed when the calling *thread* ends,
+/// which must therefore be one that stays. What it mounts, and the views, are gone with its last process:
+/// runtimes leave mounts behind that keep their directories from being removed. Without root it gets a user
+/// namespace for that, if there are views.
+pub fn start_in(
+    mut command: Command,
+    cgroup: Option<&Cgroup>,
+    views: &[ReadOnlyView],
+) -> io::Result<Child> {
     let lists = cgroup.map_or_else(|| Ok(Vec::new()), member_lists)?;
-    let parent = getpid();
-    // SAFETY: the closure only makes system calls on what was opened before; it neither allocates nor
-    // takes a lock, so it may run between fork and exec of a process with many threads.
-    unsafe { command.pre_exec(move || Ok(settle(&lists, parent)?)) };
+    let (mounts, parent) = (Mounts::new(views)?, getpid());
+    // SAFETY: the closure only makes system calls on what was opened and written before; it neither allocates
+    // nor takes a lock, so it may run between fork and exec of a process with many threads.
+    unsafe { command.pre_exec(move || Ok(mounts.lay().and_then(|()| settle(&lists, parent))?)) };
     command.spawn()
 }
 
@@ -51,12 +70,58 @@ fn settle(lists: &[File], parent: Pid) -> Result<(), Errno> {
     for list in lists {
         rustix::io::write(list, b"0")?;
     }
-    // Without root it can mount nothing here.
-    if geteuid().is_root() { own_mounts() } else { Ok(()) }
+    Ok(())
 }
 
-/// A copy of the host's mounts that follows the host's changes and sends none back.
-fn own_mounts() -> Result<(), Errno> {
-    sys::unshare(UnshareFlags::NEWNS)?;
-    ground::change_all(MountPropagationFlags::DOWNSTREAM)
+/// The mounts of a command, with everything written that laying them takes.
+struct Mounts {
+    /// Source and target.
+    views: Vec<(CString, CString)>,
+    /// The kernel's files that give this user its own identity in a user namespace.
+    identity: [(&'static str, String); 3],
+}
+
+impl Mounts {
+    fn new(views: &[ReadOnlyView]) -> io::Result<Self> {
+        let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
+        let views = views.iter().map(|view| Ok((text(&view.source)?, text(&view.target)?)));
+        let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+        let identity = [
+            ("/proc/self/setgroups", "deny".to_owned()),
+            ("/proc/self/gid_map", format!("{gid} {gid} 1")),
+            ("/proc/self/uid_map", format!("{uid} {uid} 1")),
+        ];
+        Ok(Self { views: views.collect::<io::Result<_>>()?, identity })
+    }
+
+    /// A copy of the host's mounts that follows the host's changes and sends none back, and the views in it.
+    fn lay(&self) -> Result<(), Errno> {
+        if geteuid().is_root() {
+            sys::unshare(UnshareFlags::NEWNS)?;
+        } else if self.views.is_empty() {
+            return Ok(());
+        } else {
+            sys::unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+            for (file, text) in &self.identity {
+                ground::write_file(file, text)?;
+            }
+        }
+        ground::change_all(MountPropagationFlags::DOWNSTREAM)?;
+        for (source, target) in &self.views {
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let source = openat(CWD, source.as_c_str(), flags, Mode::empty())?;
+            let target = openat(CWD, target.as_c_str(), flags, Mode::empty())?;
+            fs::attach(copy_of(&source)?, target)?;
+        }
+        Ok(())
+    }
+}
+
+/// A read-only copy of what is there, without what is mounted below it. An ordinary user may not take those
+/// apart, and gets them read-only too.
+fn copy_of(source: &OwnedFd) -> Result<OwnedFd, Errno> {
+    match fs::clone_single(source, fs::READ_ONLY) {
+        Err(Errno::INVAL) => fs::clone_with(source, "", fs::READ_ONLY),
+        copied => copied,
+    }
 }

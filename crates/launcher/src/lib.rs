@@ -28,7 +28,7 @@ mod wire;
 
 pub use bare::{BARE_AGENT, BarePlan, clear};
 pub use client::{Launcher, Pending, Program};
-pub use enter::start_in;
+pub use enter::{ReadOnlyView, start_in};
 pub use error::{Failure, LaunchError, Wall};
 pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
 pub use seal::{add_seals, seal};

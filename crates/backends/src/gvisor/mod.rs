@@ -14,6 +14,7 @@ mod root;
 mod runsc;
 mod spawner;
 mod stopper;
+mod views;
 mod words;
 
 use std::collections::{BTreeSet, HashMap};
@@ -45,7 +46,7 @@ use crate::linux::hold::Hold;
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
-use crate::linux::site::{DEADLINE, Site};
+use crate::linux::site::{DEADLINE, START_TIMEOUT, Site};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, find, lock};
 
@@ -146,15 +147,16 @@ impl Inner {
         platform: Platform,
     ) -> Result<LinuxSandbox> {
         let runsc = self.runsc()?;
-        let plan = plan::plan(admitted, runsc.rootless)?;
+        let mut plan = plan::plan(admitted, runsc.rootless)?;
         let private = Private::make(id)?;
+        let views = views::stage(&private, &mut plan)?;
         let root::Root { path: root, held } = root::of(&private, &plan)?;
         let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
         let rlimits = counted_inside(admitted.limits(), self.site.holds_memory(group.as_ref()));
         config::write(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
         let command = runsc.run(platform, &private, id);
-        let child = self.spawner()?.spawn(command, cgroup).await;
+        let child = self.spawner()?.spawn(command, cgroup, views).await;
         let child = child.map_err(|error| not_started(error, String::new()))?;
         let streams = self.keep(id, child, (group, held), admitted)?;
         let (running, client) = greet(streams).await?;
@@ -288,13 +290,13 @@ const SOCKET_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Waits until the control socket of a sandbox's runtime is closed. A process loses its arguments before its
 /// descriptors when it dies, so that one which is no longer found by its arguments may still be dying.
 async fn control_socket_closed(id: &SandboxId) {
-    let name = format!("@runsc-sandbox.{id}");
+    // By its name, or by its path in the sandbox's own directory, as newer ones have it.
     let is_open = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
         sockets
             .lines()
             .filter_map(|line| line.split(' ').next_back())
-            .any(|it| it.starts_with(&name))
+            .any(|it| it.contains(id.as_str()))
     };
     while is_open() {
         tokio::time::sleep(SOCKET_POLL_INTERVAL).await;
@@ -315,7 +317,7 @@ async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)>
     let words = Words::listen(streams.stderr).map_err(no_pipe)?;
     let reader = pipe::Receiver::from_owned_fd(streams.stdout).map_err(no_pipe)?;
     let writer = pipe::Sender::from_owned_fd(streams.stdin).map_err(no_pipe)?;
-    match AgentClient::connect_halves(reader, writer, DEADLINE).await {
+    match AgentClient::connect_halves(reader, writer, START_TIMEOUT).await {
         Ok(client) => Ok((streams.running, client)),
         Err(_) if streams.running.oom_kills() > 0 => Err(too_little_memory(&streams.running)),
         Err(error) => {

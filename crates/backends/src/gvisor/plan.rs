@@ -32,6 +32,13 @@ pub(super) struct Plan {
     pub hosts: Option<Vec<(User, User)>>,
 }
 
+impl Plan {
+    /// Whether the runtime runs without root.
+    pub(super) fn is_rootless(&self) -> bool {
+        self.hosts.is_none()
+    }
+}
+
 pub(super) struct Bind {
     pub source: PathBuf,
     pub target: PathBuf,

@@ -6,12 +6,13 @@ use std::process::{Child, Command};
 use std::sync::mpsc;
 use std::thread;
 
-use stockade_launcher::{Cgroup, start_in};
+use stockade_launcher::{Cgroup, ReadOnlyView, start_in};
 use tokio::sync::oneshot;
 
 struct Job {
     command: Command,
     cgroup: Option<Cgroup>,
+    views: Vec<ReadOnlyView>,
     done: oneshot::Sender<io::Result<Child>>,
 }
 
@@ -22,9 +23,10 @@ impl Spawner {
     pub(super) fn start() -> io::Result<Self> {
         let (jobs, waiting) = mpsc::channel::<Job>();
         let serve = move || {
-            while let Ok(Job { command, cgroup, done }) = waiting.recv() {
+            while let Ok(Job { command, cgroup, views, done }) = waiting.recv() {
+                let started = start_in(command, cgroup.as_ref(), &views);
                 // Nobody to hear of it: then nobody would end it either.
-                if let Err(Ok(mut orphan)) = done.send(start_in(command, cgroup.as_ref())) {
+                if let Err(Ok(mut orphan)) = done.send(started) {
                     let _ = orphan.kill();
                     let _ = orphan.wait();
                 }
@@ -34,15 +36,16 @@ impl Spawner {
         Ok(Self(jobs))
     }
 
-    /// Starts one in its control groups.
+    /// Starts one in its control groups, with these views of the host.
     pub(super) async fn spawn(
         &self,
         command: Command,
         cgroup: Option<Cgroup>,
+        views: Vec<ReadOnlyView>,
     ) -> io::Result<Child> {
         let (done, started) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts runtimes is gone");
-        self.0.send(Job { command, cgroup, done }).map_err(|_| gone())?;
+        self.0.send(Job { command, cgroup, views, done }).map_err(|_| gone())?;
         started.await.map_err(|_| gone())?
     }
 }

@@ -8,6 +8,7 @@
 )]
 
 mod common;
+mod enter;
 mod life;
 mod overlay;
 mod sockets;

@@ -43,7 +43,7 @@ impl Threaded {
         let serve = move || {
             while let Ok((command, done)) = waiting.recv() {
                 // Whoever does not wait for it any more lets go of it.
-                let _ = done.send(start_in(command, None).map(|child| Held(Some(child))));
+                let _ = done.send(start_in(command, None, &[]).map(|child| Held(Some(child))));
             }
         };
         let started = thread::Builder::new().name("stockade-firecracker".into()).spawn(serve);
