@@ -280,7 +280,8 @@ fn what_is_mounted_in_a_tree_is_neither_archived_nor_removed_nor_replaced() {
     test(async {
         let mounted = Agent::start_with_mounts("place/engine", "place/secrets");
         let (_agent, client) = connect(mounted).await;
-        let works = async |line| assert_eq!(status(&client, &sh(line)).await, ExitStatus::Exited(0));
+        let works =
+            async |line| assert_eq!(status(&client, &sh(line)).await, ExitStatus::Exited(0));
         let place = path("place");
         works("echo its >place/own; mkdir place/dir; echo new >place/dir/file").await;
         let archive = tar_out(&client, &place).await.unwrap();

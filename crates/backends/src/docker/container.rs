@@ -28,7 +28,7 @@ use crate::linux::cgroup::Group;
 use crate::linux::find;
 use crate::linux::hold::Hold;
 use crate::linux::running::{self, Built, Ending, Running, left_behind};
-use crate::linux::site::DEADLINE;
+use crate::linux::site::{DEADLINE, START_TIMEOUT};
 
 /// How often the engine is asked whether a container is gone.
 const POLL: Duration = Duration::from_millis(20);
@@ -161,7 +161,7 @@ impl Pipe {
             }
         });
         let input: Pin<Box<dyn AsyncWrite + Send>> = input;
-        AgentClient::connect_halves(StreamReader::new(Box::pin(pieces)), input, DEADLINE).await
+        AgentClient::connect_halves(StreamReader::new(Box::pin(pieces)), input, START_TIMEOUT).await
     }
 }
 

@@ -12,6 +12,7 @@ use stockade_core::{
 use super::files::{WorkspaceFiles, from_workspace};
 use super::private::Private;
 use crate::linux::running::Running;
+use crate::linux::sandbox::Kernel;
 use crate::linux::watch::{Before, Watched, held};
 
 pub(super) struct LandlockSandbox {
@@ -55,7 +56,8 @@ impl Sandbox for LandlockSandbox {
         let command = self.settle(command);
         let before = Before::of(&self.running);
         let Process { events, control } = self.files.0.spawn(&command, &held(limits)).await?;
-        let events = Watched::new(events, &self.running, &control, limits.cpu_time, before);
+        let (running, time) = (&self.running, limits.cpu_time);
+        let events = Watched::new(events, running, &control, time, before, Kernel::Shared);
         Ok(Process { events: Box::new(events), control })
     }
 

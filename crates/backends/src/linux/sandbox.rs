@@ -18,7 +18,7 @@ use super::watch::{Before, Watched, held, held_apart};
 use super::{ended, settle};
 
 /// Whose clock tells what a command has used.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
     /// The host's own.
     Shared,
@@ -63,7 +63,8 @@ impl Sandbox for LinuxSandbox {
         };
         let brake = Arc::clone(&self.brake);
         let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
-        let events = Watched::new(events, &self.running, &control, limits.cpu_time, before);
+        let (running, time) = (&self.running, limits.cpu_time);
+        let events = Watched::new(events, running, &control, time, before, self.kernel);
         Ok(Process { events: Box::new(events), control })
     }
 

@@ -16,8 +16,12 @@ use super::cgroup::{Group, Hierarchy, House};
 use super::running::{self, Built, Running};
 use super::{embed, lock, no_group, no_launcher, no_pipe};
 
-/// How long an agent may take to say its first word, and a sandbox somebody else made to end.
+/// How long a sandbox that somebody else made may take to end.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long an agent may take to say its first word. Long enough for a host with far more to do than it can: one
+/// that is slow is no reason to refuse.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One of the launcher's ways to start.
 type Start = fn(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>;
@@ -103,7 +107,7 @@ impl Site {
         let running = self.note(id, built, admitted);
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
-        let client = AgentClient::connect(pipe, DEADLINE).await?;
+        let client = AgentClient::connect(pipe, START_TIMEOUT).await?;
         running.pace()?;
         Ok((running, client))
     }

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::cgroup::Group;
 use super::disk::Usage;
 use super::running::Running;
+use super::sandbox::Kernel;
 use super::{disk, tally};
 
 /// How often counters are read where the kernel enforces memory itself.
@@ -58,8 +59,11 @@ impl Watched {
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
         before: Before,
+        kernel: Kernel,
     ) -> Self {
-        Self { inner, watching: Watching::since(before, running, control, cpu_time) }
+        let mut watching = Watching::since(before, running, control, cpu_time);
+        watching.kernel = kernel;
+        Self { inner, watching }
     }
 }
 
@@ -83,6 +87,7 @@ pub(crate) struct Watching {
     /// What it may use of the processor.
     cpu: Option<Span>,
     before: Before,
+    kernel: Kernel,
     watch: AbortHandle,
 }
 
@@ -106,7 +111,8 @@ impl Watching {
             .map(|most| Span::millis(before.cpu.as_millis().saturating_add(most.as_millis())));
         let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), most));
         let running = Arc::clone(running);
-        Self { running, cpu: cpu_time, before, watch: watch.abort_handle() }
+        let (kernel, watch) = (Kernel::Shared, watch.abort_handle());
+        Self { running, cpu: cpu_time, before, kernel, watch }
     }
 
     /// Names the limit that ended it, and says what it used.
@@ -122,6 +128,7 @@ impl Watching {
         let earlier = lost && self.running.has_unjudged_oom_kill();
         let out_of_memory = earlier || self.running.judge_oom_kills() > self.before.oom_kills;
         let gone = Gone {
+            kernel: self.kernel,
             out_of_memory,
             out_of_time: self.cpu.is_some_and(|most| cpu_time.is_some_and(|used| used > most)),
         };
@@ -137,6 +144,7 @@ impl Watching {
 
 /// What is known of an execution that has ended by itself or by the kernel.
 struct Gone {
+    kernel: Kernel,
     out_of_memory: bool,
     out_of_time: bool,
 }
@@ -149,6 +157,12 @@ impl Gone {
             ExitStatus::Signalled(signal) if *signal == SIGXCPU => Some(LimitKind::CpuTime),
             ExitStatus::Signalled(signal) if *signal == SIGXFSZ => Some(LimitKind::Disk),
             ExitStatus::Signalled(Signal::KILL) | ExitStatus::Lost(_) if self.out_of_memory => {
+                Some(LimitKind::Memory)
+            }
+            // The host kills a helper of the other kernel, which then ends the program as it likes.
+            ExitStatus::Exited(code)
+                if self.kernel == Kernel::Apart && self.out_of_memory && *code != 0 =>
+            {
                 Some(LimitKind::Memory)
             }
             ExitStatus::Signalled(Signal::KILL) if self.out_of_time => Some(LimitKind::CpuTime),
@@ -296,13 +310,25 @@ mod tests {
     fn a_kill_is_told_by_what_was_used_up() {
         let killed = ExitStatus::Signalled(Signal::KILL);
         let limit = |out_of_memory, out_of_time| {
-            let gone = Gone { out_of_memory, out_of_time };
+            let gone = Gone { kernel: Kernel::Shared, out_of_memory, out_of_time };
             assert_eq!(gone.limit_of(&ExitStatus::Exited(0)), None);
+            assert_eq!(gone.limit_of(&ExitStatus::Exited(1)), None);
             gone.limit_of(&killed)
         };
         assert_eq!(limit(false, true), Some(LimitKind::CpuTime));
         assert_eq!(limit(true, true), Some(LimitKind::Memory));
         assert_eq!(limit(false, false), None);
+    }
+
+    #[test]
+    fn a_program_that_another_kernel_ended_for_want_of_memory_has_exceeded_its_limit() {
+        let limit = |code, out_of_memory| {
+            let gone = Gone { kernel: Kernel::Apart, out_of_memory, out_of_time: false };
+            gone.limit_of(&ExitStatus::Exited(code))
+        };
+        assert_eq!(limit(1, true), Some(LimitKind::Memory));
+        assert_eq!(limit(0, true), None);
+        assert_eq!(limit(1, false), None);
     }
 
     /// A sandbox whose control group is this directory, and whose last process is this one.

@@ -19,7 +19,7 @@ use crate::linux::{embed, find, no_pipe, running::ended};
 /// The name its agents run under.
 const AGENT: &str = "stockade-local";
 /// How long the agent may take to say its first word.
-const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+const HELLO_DEADLINE: Duration = Duration::from_secs(60);
 /// How long it may take to end everything it started.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
