@@ -1,7 +1,7 @@
 //! Output: apart, in order, byte for byte, bounded, for any number of readers (C-12, C-13).
 
 use bytes::Bytes as Data;
-use stockade_core::{Bytes, StreamId};
+use stockade_core::{Bytes, Span, StreamId};
 use stockade_engine::{HistoryBounds, OutputEvent};
 
 use super::pattern;
@@ -56,6 +56,8 @@ const BIG: usize = 64 << 20;
 async fn big(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.output = Some(Bytes(BIG as u64));
+    // Judged by its bytes, not by its pace.
+    spec.limits.wall_time = Some(Span::secs(600));
     let ran = kit.run_with(spec, probe(["flood", "stdout", &BIG.to_string()])).await?.exited(0)?;
     same!("the number of bytes", ran.stdout.len(), BIG);
     check!(ran.stdout == pattern(BIG), "expected the pattern in every byte, saw another");
