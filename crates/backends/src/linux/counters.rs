@@ -23,13 +23,14 @@ const MAX_LOOKS: u32 = 100;
 /// The same for what is written, which is looked at seldom.
 const MAX_DISK_LOOKS: u32 = 2;
 
-/// Whether a limit on what is there at once is exceeded right now.
-pub(super) fn is_still_exceeded(running: &Running, limit: LimitKind) -> bool {
+/// Whether a limit that a look found to be exceeded still is. What was written is there in any case.
+pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
     match limit {
-        LimitKind::Memory => running
-            .limits
-            .memory
-            .is_some_and(|most| tally::proportional_memory(running.pid) > most.0),
+        LimitKind::Memory => {
+            let buffers = tally::socket_buffers(running.pid);
+            let memory = tally::proportional_memory(running.pid).saturating_add(buffers);
+            running.limits.memory.is_some_and(|most| memory > most.0)
+        }
         LimitKind::Processes => {
             most_tasks(running).is_some_and(|most| tally::below(running.pid).tasks > most)
         }
@@ -39,8 +40,15 @@ pub(super) fn is_still_exceeded(running: &Running, limit: LimitKind) -> bool {
         | LimitKind::Disk
         | LimitKind::OpenFiles
         | LimitKind::Output
-        | LimitKind::Fuel => false,
+        | LimitKind::Fuel => true,
     }
+}
+
+/// Whether there is room for no more than so many processes, where no group counts those that it refuses.
+pub(super) fn has_room_for_at_most(running: &Running, spare: u64) -> bool {
+    let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
+    let most = most_tasks(running).filter(|_| !counted);
+    most.is_some_and(|most| tally::below(running.pid).tasks.saturating_add(spare) >= most)
 }
 
 /// Whether nothing but the watch holds the sandbox to its memory.

@@ -38,19 +38,8 @@ impl Account {
     }
 
     /// What its own processes use. Nothing, where they cannot be told apart.
-    fn amount(&mut self, first: i32, limit: LimitKind) -> u64 {
-        let Some(keeper) = self.find_keeper(first) else { return 0 };
-        match limit {
-            LimitKind::Memory => tally::below(keeper).memory,
-            LimitKind::Processes => tally::below(keeper).tasks,
-            LimitKind::Disk => tally::bytes_written(keeper),
-            LimitKind::CpuRate
-            | LimitKind::CpuTime
-            | LimitKind::WallTime
-            | LimitKind::OpenFiles
-            | LimitKind::Output
-            | LimitKind::Fuel => 0,
-        }
+    fn amount(&mut self, first: i32, limit: LimitKind) -> Option<u64> {
+        self.find_keeper(first).map(|keeper| amount_below(keeper, limit))
     }
 
     /// Never less than before: who has ended took its time with it.
@@ -58,6 +47,21 @@ impl Account {
         let now = self.find_keeper(first).map(|keeper| tally::below(keeper).cpu);
         self.cpu = self.cpu.max(now.unwrap_or_default());
         self.cpu
+    }
+}
+
+/// What a process and everything below it use of what there is a limit on.
+fn amount_below(pid: i32, limit: LimitKind) -> u64 {
+    match limit {
+        LimitKind::Memory => tally::below(pid).memory,
+        LimitKind::Processes => tally::below(pid).tasks,
+        LimitKind::Disk => tally::bytes_written(pid),
+        LimitKind::CpuRate
+        | LimitKind::CpuTime
+        | LimitKind::WallTime
+        | LimitKind::OpenFiles
+        | LimitKind::Output
+        | LimitKind::Fuel => 0,
     }
 }
 
@@ -93,15 +97,23 @@ impl Executions {
         lock(&self.0).running.keys().all(|other| *other == number)
     }
 
-    /// Whether no other one uses more of what there is a limit on. Of equals it is the latest.
-    pub(crate) fn uses_most(&self, first: i32, number: u64, limit: LimitKind) -> bool {
+    /// Whether no other one uses more of what there is a limit on, and what those that have ended left does not
+    /// either: that may be about to go. Where none can be told apart it is the latest.
+    pub(crate) fn is_to_blame(&self, first: i32, number: u64, limit: LimitKind) -> bool {
         let state = &mut *lock(&self.0);
-        if state.running.len() <= 1 {
-            return true;
-        }
+        let latest = state.running.keys().next_back().copied();
         let amounts = state.running.iter_mut();
-        let amounts = amounts.map(|(other, account)| (account.amount(first, limit), *other));
-        amounts.max().is_none_or(|(_, most)| most == number)
+        let known: BTreeMap<u64, u64> = amounts
+            .filter_map(|(at, account)| Some((*at, account.amount(first, limit)?)))
+            .collect();
+        let most = known.iter().map(|(at, amount)| (*amount, *at)).max();
+        let Some((amount, largest)) = most else { return latest == Some(number) };
+        // What was written is counted for whoever waited for the writer, long after its end.
+        let left = match limit == LimitKind::Disk {
+            true => 0,
+            false => amount_below(first, limit).saturating_sub(known.values().sum()),
+        };
+        largest == number && amount >= left
     }
 }
 
@@ -124,9 +136,9 @@ mod tests {
     fn where_nothing_can_be_told_apart_the_latest_is_to_blame() {
         let executions = Executions::default();
         let (one, two) = (executions.begin(None), executions.begin(None));
-        assert!(executions.uses_most(1, two, LimitKind::Memory));
-        assert!(!executions.uses_most(1, one, LimitKind::Memory));
+        assert!(executions.is_to_blame(1, two, LimitKind::Memory));
+        assert!(!executions.is_to_blame(1, one, LimitKind::Memory));
         executions.end(two, None);
-        assert!(executions.uses_most(1, one, LimitKind::Memory));
+        assert!(executions.is_to_blame(1, one, LimitKind::Memory));
     }
 }

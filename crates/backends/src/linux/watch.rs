@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use super::cgroup::Group;
-use super::counters::{Counters, is_still_exceeded};
+use super::counters::{Counters, has_room_for_at_most, is_exceeded_now};
 use super::lock;
 use super::running::Running;
 
@@ -171,7 +171,7 @@ impl Watching {
         let limit = held.exceeded.get().copied().or_else(with_all);
         let limit = limit.or_else(|| gone.limit_of(&exit.status));
         Exit {
-            limits_reached: self.limits_reached(limit),
+            limits_reached: self.limits_reached(limit, &exit.status),
             status: limit.map_or(exit.status, ExitStatus::LimitExceeded),
             cpu_time,
             peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),
@@ -180,8 +180,11 @@ impl Watching {
     }
 
     /// The limits that it ran into, but for the one that it was ended for.
-    fn limits_reached(&self, ended_for: Option<LimitKind>) -> Vec<LimitKind> {
-        if self.running.refused_processes() > self.held.before.refused_processes {
+    fn limits_reached(&self, ended_for: Option<LimitKind>, status: &ExitStatus) -> Vec<LimitKind> {
+        // The program itself has just made room for one; one that could not be started, for its keeper too.
+        let spare = if matches!(status, ExitStatus::StartFailed(_)) { 2 } else { 1 };
+        let refused = self.running.refused_processes() > self.held.before.refused_processes;
+        if refused || has_room_for_at_most(&self.running, spare) {
             self.held.reach(LimitKind::Processes);
         }
         let reached = lock(&self.held.reached);
@@ -255,9 +258,10 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: A
         let Some(limit) = look.exceeded else {
             continue;
         };
-        // Whoever is to blame is ended by its own watch, unless nobody is found to be.
-        let own = running.executions.uses_most(running.pid, held.number, limit);
-        if own || look.patience_is_over {
+        // Whoever is to blame is ended by its own watch, unless nobody is found to be. It may be gone by now, and
+        // what was exceeded with it.
+        let own = running.executions.is_to_blame(running.pid, held.number, limit);
+        if (own || look.patience_is_over) && is_exceeded_now(&running, limit) {
             return end(&running, &*control, &held, limit).await;
         }
     }
@@ -271,7 +275,9 @@ async fn end(running: &Running, control: &dyn ProcessControl, held: &Held, limit
     }
     let killed = control.kill().await;
     // What is left of memory and processes then is nobody's who could be ended alone.
-    let left = || running.executions.is_alone(held.number) && is_still_exceeded(running, limit);
+    let counts = matches!(limit, LimitKind::Memory | LimitKind::Processes);
+    let left =
+        || counts && running.executions.is_alone(held.number) && is_exceeded_now(running, limit);
     if killed.is_err() || left() {
         running.kill_for(limit);
     }

@@ -11,7 +11,7 @@ pub(super) const CASES: &[Case] = &[
     case!("a sandbox can be used again after its processes were used up", "C-16", processes),
     case!("a sandbox can be used again after processor time was used up", "C-16", cpu_time),
     case!("a sandbox can be used again after too much was written", "C-16", disk),
-    case!("a sandbox can be used again after a time-out", "C-16", wall_time)
+    case!("a command that runs out of its own time is told that time", "C-16", wall_time)
         .needs(&[Feature::WallTimeLimit]),
     case!("a sandbox can be used again after its output was cut", "C-16", output)
         .needs(&[Feature::OutputLimit]),
@@ -50,9 +50,12 @@ fn is_held_back(ran: Ran, limit: LimitKind) -> Verdict {
 }
 
 async fn memory(kit: Kit) -> Verdict {
-    // A kernel in user space is one of the sandbox's processes: beyond the limit it goes with it.
-    if !is_held(&kit, LimitKind::Memory) || kit.has_own_kernel() {
+    if !is_held(&kit, LimitKind::Memory) {
         return Err(crate::Stop::Lacking(Feature::MemoryLimit));
+    }
+    if kit.has_own_kernel() {
+        let reason = "its kernel is one of its processes: beyond the limit the sandbox ends with it";
+        return Err(crate::Stop::Unfit(reason.into()));
     }
     let limits = Limits { memory: Some(Bytes::mib(128)), ..Limits::default() };
     let bytes = (512 * MIB).to_string();
