@@ -120,10 +120,10 @@ pub struct LimitArgs {
     /// Processes and threads. [default: 128]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
     pub pids: Option<u32>,
-    /// How long it may take. [default: 60s]
+    /// How long it may take. [default: 60s; none for what is detached or at a terminal]
     #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
     pub timeout: Option<Span>,
-    /// Processor time. [default: 30s]
+    /// Processor time. [default: 30s; with --timeout that time on every core]
     #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
     pub cpu_time: Option<Span>,
     /// Output that is passed on; the rest is dropped. [default: 16m]
@@ -210,7 +210,7 @@ impl SpecArgs {
             network: around.net.clone().map(|net| net.0).unwrap_or_default(),
             deterministic: around.deterministic,
             limits: self.limits.limits().or(settings.limits),
-            strict: self.limits.strict,
+            strict: self.limits.strict || settings.strict.unwrap_or(false),
             tenant: around.tenant.clone().or(settings.tenant.clone()).unwrap_or_default(),
             labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
             without: around.without.iter().copied().collect(),

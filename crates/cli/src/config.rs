@@ -34,6 +34,8 @@ pub struct Settings {
     pub tenant: Option<TenantName>,
     /// Limits of every sandbox.
     pub limits: Limits,
+    /// Whether a limit that is named and can only be watched is refused.
+    pub strict: Option<bool>,
     /// Where journal and leases live.
     state_dir: Option<PathBuf>,
     /// What each tenant may use at once.
@@ -193,6 +195,7 @@ impl Settings {
             boundaries: self.boundaries.or(earlier.boundaries),
             tenant: self.tenant.or(earlier.tenant),
             limits: self.limits.or(earlier.limits),
+            strict: self.strict.or(earlier.strict),
             state_dir: self.state_dir.or(earlier.state_dir),
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
@@ -284,7 +287,7 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
 /// One variable and where its value goes.
 type Variable = (&'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const VARIABLES: [Variable; 12] = [
+const VARIABLES: [Variable; 13] = [
     ("BACKEND", |to, given| set(&mut to.backend, given)),
     ("BOUNDARIES", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
@@ -305,6 +308,7 @@ const VARIABLES: [Variable; 12] = [
     ("CPU_TIME", |to, given| set(&mut to.limits.cpu_time, given)),
     ("MAX_OUTPUT", |to, given| set(&mut to.limits.output, given)),
     ("OPEN_FILES", |to, given| set(&mut to.limits.open_files, given)),
+    ("STRICT", |to, given| set(&mut to.strict, given)),
 ];
 
 fn set<T: std::str::FromStr<Err: std::fmt::Display>>(
@@ -394,6 +398,7 @@ mod tests {
             from_env(all.into_iter(), &printer)
         };
         assert_eq!(given("STOCKADE_MEM", "1g").unwrap().limits.memory.unwrap().0, 1 << 30);
+        assert_eq!(given("STOCKADE_STRICT", "true").unwrap().strict, Some(true));
         for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
             let error = given(name, "lots").unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("unset"), "{error}");

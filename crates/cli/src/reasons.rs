@@ -6,6 +6,7 @@ use stockade_core::{Ending, Enforcement, LimitKind, Limits, Outcome, StreamRepor
 pub fn reasons(outcome: &Outcome) -> Vec<String> {
     let mut lines: Vec<String> = ending(outcome).into_iter().collect();
     lines.extend(truncation(outcome));
+    lines.extend(outcome.limits_reached.iter().map(|kind| reached(outcome, *kind)));
     lines
 }
 
@@ -43,6 +44,11 @@ fn truncation(outcome: &Outcome) -> Option<String> {
             hint(kind)
         )
     })
+}
+
+/// A limit that the command ran into and was not ended for.
+fn reached(outcome: &Outcome, kind: LimitKind) -> String {
+    format!("note: the {kind} limit{} was reached{}", of(outcome, kind), hint(kind))
 }
 
 /// One line about the limits that were asked for and are only watched; nothing if all are exact (C-02).

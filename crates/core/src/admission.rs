@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::secrets::looks_secret;
 use crate::{
     BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
-    Limits, Network, RootMode, SandboxSpec, Support, Workspace,
+    Limits, Network, RootMode, SandboxSpec, Span, Support, Workspace,
 };
 
 /// One thing that cannot be honoured.
@@ -60,6 +60,7 @@ pub struct Admitted {
     boundary: Boundary,
     limits: EffectiveLimits,
     enforcement: Vec<Enforcement>,
+    cores: u32,
 }
 
 impl Admitted {
@@ -89,20 +90,43 @@ impl Admitted {
     }
 
     /// The limits of one command: its own wall time and output cap, never above what the spec names.
-    /// At a terminal sits a person: there the default times do not hold, only those that were named.
+    /// At a terminal sits a person, and what is detached may be a server: there the default times do not
+    /// hold, only those that were named (C-03).
     pub fn limits_for(&self, command: &Command) -> EffectiveLimits {
+        let spec = &self.spec;
         let mut standing = self.limits;
+        let timeless = command.terminal.is_some() || command.detached;
         let defaults = [LimitKind::WallTime, LimitKind::CpuTime]
             .into_iter()
-            .filter(|kind| command.terminal.is_some() && !self.spec.limits.asks_for(*kind));
+            .filter(|kind| timeless && !spec.limits.asks_for(*kind));
         defaults.for_each(|kind| standing.lift(kind));
+        let wall_time = tighter(command.wall_time, spec.limits.wall_time);
         let own = Limits {
-            wall_time: tighter(command.wall_time, self.spec.limits.wall_time),
-            output: tighter(command.output, self.spec.limits.output),
+            cpu_time: implied_cpu_time(wall_time, spec, self.cores),
+            wall_time,
+            output: tighter(command.output, spec.limits.output),
             ..Limits::default()
         };
         own.or(standing)
     }
+
+    /// How each limit of one command will be enforced, with the values that hold for it.
+    pub fn enforcement_for(&self, command: &Command) -> Vec<Enforcement> {
+        let limits = self.limits_for(command);
+        let own = |enforcement: &Enforcement| match limits.text(enforcement.limit()) {
+            Some(value) => enforcement.clone().with_value(value),
+            None => enforcement.clone().lifted(),
+        };
+        self.enforcement.iter().map(own).collect()
+    }
+}
+
+/// The processor time that a named wall time has room for, where the caller named none (C-03).
+fn implied_cpu_time(wall_time: Option<Span>, spec: &SandboxSpec, cores: u32) -> Option<Span> {
+    let kind = LimitKind::CpuTime;
+    let open = !spec.limits.asks_for(kind) && !spec.without.contains(&kind.feature());
+    let wall_time = wall_time.filter(|_| open)?;
+    Some(Span::millis(wall_time.as_millis().saturating_mul(u64::from(cores))))
 }
 
 fn tighter<T: Ord>(own: Option<T>, named: Option<T>) -> Option<T> {
@@ -137,6 +161,7 @@ pub fn admit(spec: &SandboxSpec, capabilities: &Capabilities) -> Result<Admitted
         boundary: capabilities.boundary,
         limits,
         enforcement,
+        cores: capabilities.cores,
     })
 }
 
@@ -263,7 +288,9 @@ fn settle_limits(
     spec: &SandboxSpec,
     capabilities: &Capabilities,
 ) -> (EffectiveLimits, Vec<Enforcement>) {
-    let mut limits = spec.limits.or(Limits::defaults());
+    let cpu_time = implied_cpu_time(spec.limits.wall_time, spec, capabilities.cores);
+    let implied = Limits { cpu_time, ..Limits::default() };
+    let mut limits = spec.limits.or(implied).or(Limits::defaults());
     for kind in LimitKind::ALL {
         if spec.without.contains(&kind.feature()) && !spec.limits.asks_for(kind) {
             limits.lift(kind);
@@ -294,7 +321,7 @@ fn describe_limit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Span, TerminalSize};
+    use crate::TerminalSize;
 
     fn admitted(limits: Limits) -> Admitted {
         let none = Capabilities::none(BackendName::literal("all"), Boundary::SharedKernel);
@@ -313,6 +340,36 @@ mod tests {
         assert_eq!(by_default.wall_time, Some(Span::secs(100)));
         let named = Limits { wall_time: Some(Span::secs(10)), ..Limits::default() };
         assert_eq!(admitted(named).limits_for(&command).wall_time, Some(Span::secs(10)));
+    }
+
+    #[test]
+    fn a_named_wall_time_brings_processor_time_for_every_core() {
+        let cores = u64::from(admitted(Limits::default()).cores);
+        let wall_time = Some(Span::secs(600));
+        let named = admitted(Limits { wall_time, ..Limits::default() });
+        assert_eq!(named.limits().cpu_time, Some(Span::secs(600 * cores)));
+        let both = Limits { wall_time, cpu_time: Some(Span::secs(5)), ..Limits::default() };
+        assert_eq!(admitted(both).limits().cpu_time, Some(Span::secs(5)));
+        let by_default = admitted(Limits::default());
+        assert_eq!(by_default.limits().cpu_time, Some(Span::secs(30)));
+        let mut command = Command::program(["true"]);
+        command.wall_time = wall_time;
+        assert_eq!(by_default.limits_for(&command).cpu_time, Some(Span::secs(600 * cores)));
+    }
+
+    #[test]
+    fn a_command_is_told_the_values_that_hold_for_it() {
+        let wall_of = |command: &Command| {
+            let all = admitted(Limits::default()).enforcement_for(command);
+            all.into_iter().find(|it| it.limit() == LimitKind::WallTime).unwrap()
+        };
+        let mut command = Command::program(["true"]);
+        command.wall_time = Some(Span::secs(2));
+        let own = wall_of(&command);
+        assert!(matches!(&own, Enforcement::Fully { value, .. } if value == "2s"), "{own:?}");
+        let detached = Command { detached: true, ..Command::program(["true"]) };
+        assert!(matches!(wall_of(&detached), Enforcement::NotAtAll { .. }));
+        assert_eq!(admitted(Limits::default()).limits_for(&detached).cpu_time, None);
     }
 
     fn watched() -> Capabilities {

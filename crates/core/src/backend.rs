@@ -278,6 +278,9 @@ pub struct Exit {
     pub fuel: Option<u64>,
     /// Bytes it wrote after [`ProcessControl::hush`] that were not sent.
     pub unsent: Unsent,
+    /// The limits that it ran into and was not ended for: a process that could not be started, a file that
+    /// could not grow.
+    pub limits_reached: Vec<LimitKind>,
 }
 
 /// Output that was counted where it was written, and thrown away there.
@@ -306,7 +309,9 @@ pub enum ExitStatus {
 
 impl From<ExitStatus> for Exit {
     fn from(status: ExitStatus) -> Self {
-        Self { status, cpu_time: None, peak_memory: None, fuel: None, unsent: Unsent::default() }
+        let (cpu_time, peak_memory, fuel) = (None, None, None);
+        let (unsent, limits_reached) = (Unsent::default(), Vec::new());
+        Self { status, cpu_time, peak_memory, fuel, unsent, limits_reached }
     }
 }
 

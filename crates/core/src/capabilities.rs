@@ -9,6 +9,8 @@ use crate::{BackendName, Boundary, Feature, LimitKind, RootMode, SandboxSpec, cl
 
 /// The most gaps that a peer may tell of.
 const MAX_GAPS: usize = 64;
+/// The most processors that a peer may tell of.
+const MAX_CORES: u32 = 4096;
 
 /// How far a backend has one feature on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +58,9 @@ pub struct Capabilities {
     /// What makes the disk limit exact where a sandbox writes to nothing of the host; absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_disk: Option<String>,
+    /// How many processors its sandboxes may use at once.
+    #[serde(default = "one")]
+    pub cores: u32,
     /// What it does not keep of the contract on this host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gaps: Vec<Gap>,
@@ -95,12 +100,23 @@ impl Support {
     }
 }
 
+fn one() -> u32 {
+    1
+}
+
+/// The processors that this process may use.
+fn available_cores() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u32::try_from(cores).unwrap_or(MAX_CORES)
+}
+
 impl Capabilities {
     /// A backend that has nothing yet.
     pub fn none(backend: BackendName, boundary: Boundary) -> Self {
         let (unavailable, only_by_name) = (None, None);
-        let (private_disk, gaps, features) = (None, Vec::new(), BTreeMap::new());
-        Self { backend, boundary, unavailable, only_by_name, private_disk, gaps, features }
+        let (private_disk, cores) = (None, available_cores());
+        let (gaps, features) = (Vec::new(), BTreeMap::new());
+        Self { backend, boundary, unavailable, only_by_name, private_disk, cores, gaps, features }
     }
 
     /// A backend that cannot build anything on this host.
@@ -122,6 +138,7 @@ impl Capabilities {
             [reason, remedy].into_iter().for_each(clean);
         }
         self.only_by_name.iter_mut().for_each(clean);
+        self.cores = self.cores.clamp(1, MAX_CORES);
         self.gaps.truncate(MAX_GAPS);
         for Gap { clause, what, remedy } in &mut self.gaps {
             [clause, what, remedy].into_iter().for_each(clean);

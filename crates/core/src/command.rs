@@ -27,6 +27,10 @@ pub struct Command {
     /// Give it a terminal of this size; output then arrives on one stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
+    /// Whether it runs on without anybody who waits for it, as a server does: then no default wall time
+    /// or processor time holds for it (C-03).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
     /// Its own duration. The lower holds where the sandbox names one too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall_time: Option<Span>,
@@ -125,6 +129,7 @@ impl Command {
             user: None,
             stdin: Stdin::None,
             terminal: None,
+            detached: false,
             wall_time: None,
             output: None,
         }

@@ -252,6 +252,28 @@ pub enum Enforcement {
 }
 
 impl Enforcement {
+    /// The same for a command that has a value of its own.
+    #[must_use]
+    pub fn with_value(mut self, own: String) -> Self {
+        match &mut self {
+            Self::Fully { value, .. } | Self::Partly { value, .. } => *value = own,
+            Self::NotAtAll { .. } => {}
+        }
+        self
+    }
+
+    /// The same for a command that a default does not hold for.
+    #[must_use]
+    pub fn lifted(self) -> Self {
+        match self {
+            Self::NotAtAll { .. } => self,
+            Self::Fully { limit, .. } | Self::Partly { limit, .. } => {
+                let reason = "no default for what is detached or at a terminal".into();
+                Self::NotAtAll { limit, reason }
+            }
+        }
+    }
+
     /// Which limit this is about.
     pub const fn limit(&self) -> LimitKind {
         match self {

@@ -19,6 +19,9 @@ pub struct Outcome {
     pub usage: Usage,
     /// How each limit was enforced.
     pub limits: Vec<Enforcement>,
+    /// The limits that it ran into and was not ended for: a process that could not be started, a file that
+    /// could not grow. What was dropped of its output is told beside the streams.
+    pub limits_reached: Vec<LimitKind>,
 }
 
 /// What ended an execution.
@@ -170,6 +173,9 @@ struct Wire {
     stderr: StreamReport,
     usage: Usage,
     limits: Vec<Enforcement>,
+    /// Absent in most, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    limits_reached: Vec<LimitKind>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,6 +209,7 @@ impl From<Outcome> for Wire {
             stderr: outcome.stderr,
             usage: outcome.usage,
             limits: outcome.limits,
+            limits_reached: outcome.limits_reached,
         };
         match outcome.ending {
             Ending::Exited(exit_code) => Self { ending: Kind::Exited, exit_code, ..blank },
@@ -249,6 +256,7 @@ impl TryFrom<Wire> for Outcome {
             stderr: wire.stderr,
             usage: wire.usage,
             limits: wire.limits,
+            limits_reached: wire.limits_reached,
         })
     }
 }
@@ -264,6 +272,7 @@ mod tests {
             stderr: StreamReport::default(),
             usage: Usage::default(),
             limits: Vec::new(),
+            limits_reached: Vec::new(),
         }
     }
 

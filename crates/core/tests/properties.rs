@@ -207,7 +207,10 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         },
     );
     (ending(), stream(), stream(), usage, vec(enforcement(), 0..4)).prop_map(
-        |(ending, stdout, stderr, usage, limits)| Outcome { ending, stdout, stderr, usage, limits },
+        |(ending, stdout, stderr, usage, limits)| {
+            let limits_reached = limits.iter().map(Enforcement::limit).collect();
+            Outcome { ending, stdout, stderr, usage, limits, limits_reached }
+        },
     )
 }
 

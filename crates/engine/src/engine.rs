@@ -420,14 +420,14 @@ impl Inner {
             boundary: order.admitted.boundary(),
             command: command.argv(),
             workspace: spec.workspace.clone(),
-            limits: order.admitted.enforcement().to_vec(),
+            limits: order.admitted.enforcement_for(command),
             without: spec.without.clone(),
             labels: spec.labels.clone(),
             engine: Some(self.engine_id()?),
         };
         self.record(started).await?;
         let walls = (order.admitted.backend().clone(), order.admitted.boundary());
-        let limits = order.admitted.enforcement().to_vec();
+        let limits = order.admitted.enforcement_for(command);
         let (argv, bounds) = (command.argv(), self.config.history);
         let shared = Shared::new(job.clone(), sandbox, walls, argv, limits, bounds);
         lock(&self.running).insert(job, Arc::downgrade(&shared));

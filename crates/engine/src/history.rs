@@ -284,6 +284,7 @@ mod tests {
             stderr,
             usage: Usage::default(),
             limits: vec![],
+            limits_reached: vec![],
         }
     }
 

@@ -176,7 +176,7 @@ impl Inner {
             };
             let live = match built {
                 Ok(live) => live,
-                Err(failure) => return Err(self.never_ran(&order, &shared, failure, Ok(())).await),
+                Err(failure) => return Err(self.never_ran(&shared, failure, Ok(())).await),
             };
             let spawned = match self.supervise_carried_programs(&live).await {
                 Ok(()) => self.spawn(&live, &command, &shared).await,
@@ -193,7 +193,7 @@ impl Inner {
                     end_executions(&live).await;
                     let released = self.take_down(&live).await;
                     let failure = NotBuilt { error, killed };
-                    Err(self.never_ran(&order, &shared, failure, released).await)
+                    Err(self.never_ran(&shared, failure, released).await)
                 }
             }
         })
@@ -218,7 +218,7 @@ impl Inner {
                 Err(error) => {
                     let killed = self.kill_is_requested(live.sandbox.id());
                     let failure = NotBuilt { error, killed };
-                    Err(self.never_ran(&live.order, &shared, failure, Ok(())).await)
+                    Err(self.never_ran(&shared, failure, Ok(())).await)
                 }
             }
         })
@@ -375,19 +375,19 @@ impl Inner {
             Ok(())
         };
         // Whoever reads the outcome may destroy at once: no lease is held here by then.
-        let order = live.order.clone();
         drop(live);
-        self.finish(&order, &shared, ended, released).await;
+        self.finish(&shared, ended, released).await;
     }
 
     /// Closes the record and reveals the outcome.
-    async fn finish(&self, order: &Order, shared: &Shared, ended: Ended, released: Result<()>) {
+    async fn finish(&self, shared: &Shared, ended: Ended, released: Result<()>) {
         let outcome = Outcome {
             ending: ended.ending,
             stdout: ended.stdout,
             stderr: ended.stderr,
             usage: ended.usage,
-            limits: order.admitted.enforcement().to_vec(),
+            limits: shared.limits.clone(),
+            limits_reached: ended.limits_reached,
         };
         let log =
             self.config.keep_output.then(|| self.output_logs.reference(&shared.job)).flatten();
@@ -410,7 +410,6 @@ impl Inner {
     /// Closes the record of a command that never got as far as a process.
     async fn never_ran(
         &self,
-        order: &Order,
         shared: &Shared,
         NotBuilt { error, killed }: NotBuilt,
         released: Result<()>,
@@ -420,9 +419,10 @@ impl Inner {
             usage: Usage::default(),
             stdout: StreamReport::default(),
             stderr: StreamReport::default(),
+            limits_reached: Vec::new(),
             confirmed: true,
         };
-        self.finish(order, shared, ended, released).await;
+        self.finish(shared, ended, released).await;
         error
     }
 }

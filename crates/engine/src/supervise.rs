@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes as Data;
 use stockade_core::{
-    EffectiveLimits, Ending, Exit, ExitStatus, Process, ProcessControl, ProcessEvent,
+    EffectiveLimits, Ending, Exit, ExitStatus, LimitKind, Process, ProcessControl, ProcessEvent,
     ProcessEvents, Stdin, StreamId, StreamReport, Unsent, Usage,
 };
 use tokio::sync::watch;
@@ -32,6 +32,8 @@ pub(crate) struct Ended {
     pub usage: Usage,
     pub stdout: StreamReport,
     pub stderr: StreamReport,
+    /// The limits that it ran into and was not ended for.
+    pub limits_reached: Vec<LimitKind>,
     /// Whether the backend reported how it ended. If not, nobody knows what of it is left, and only
     /// destroying the sandbox makes sure (C-11).
     pub confirmed: bool,
@@ -140,7 +142,8 @@ pub(crate) async fn supervise(
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
     let usage = usage(started.elapsed(), &exit);
     let ending = stopped.unwrap_or_else(|| ending_of(exit.status));
-    Ended { ending, usage, stdout: pump.stdout, stderr: pump.stderr, confirmed }
+    let (stdout, stderr, limits_reached) = (pump.stdout, pump.stderr, exit.limits_reached);
+    Ended { ending, usage, stdout, stderr, limits_reached, confirmed }
 }
 
 /// What it used, as far as that is known. A number that no host could have counted is not one: the other end

@@ -152,12 +152,14 @@ impl Cgroup {
     }
 }
 
-/// Resource limits, each set as soft and hard limit where given.
+/// Resource limits, each set as soft and hard limit where given and nothing else is said.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Rlimits {
     /// Open files of one process.
     pub nofile: Option<u64>,
+    /// Up to which a process may raise that; absent: not at all.
+    pub nofile_hard: Option<u64>,
     /// Processes and threads of this sandbox's user. The kernel does not hold host root to it.
     pub nproc: Option<u64>,
     /// Bytes of one file.

@@ -32,8 +32,9 @@ clauses! {
         in the outcome; under `strict` it is refused. One that cannot be held, and any other missing \
         feature, is refused; a caller may give it up by name (`--without disk-limit`), and that is recorded."
     "C-03" "Default spec: no network, a clean environment, the workspace writable and everything else \
-        read-only or absent, all limits finite: 30 s CPU, 60 s wall, 512 MiB memory, 1 GiB disk, 128 \
-        processes, 16 MiB output."
+        read-only or absent, all limits finite: 60 s wall, 30 s CPU (wall × cores where only a wall time was \
+        named), 512 MiB memory, 1 GiB disk, 128 processes, 16 MiB output; no default times for what is \
+        detached or at a terminal."
     "C-04" "Unknown fields, names that do not parse, paths that escape: refused, naming the field."
     "C-05" "A spec that arrives in a file or over a wire (snapshot, bundle, pool, teleport, API of another \
         user) names no host path, mount or given-up feature of its own: those come from the caller, \
@@ -55,7 +56,8 @@ clauses! {
     "C-15" "`cancel` and `close` are idempotent and safe from anywhere. Dropping a handle kills, unless \
         detached."
     "C-16" "Every outcome comes from the mechanism (wait status, cgroup counter, timer), never from text. \
-        Exceeding a limit names the limit."
+        Exceeding a limit names the limit. It belongs to one execution: the sandbox can be used again, and \
+        what else runs in it goes on."
     "C-17" "Concurrent sandboxes share nothing: files, processes, IPC, network, ids, environment, clocks \
         of limits."
     "C-18" "Every resource of the host that a guest can take (memory in any form, descriptors, inotify, aio, \

@@ -69,6 +69,8 @@ pub struct State {
     unread: bool,
     /// The agent has answered a watch.
     pub confirmed: bool,
+    /// The process number of a program that runs, as its sandbox counts.
+    pub pid: Option<u32>,
     /// No process of it is left.
     pub ended: bool,
     /// Some of its processes may have got away.
@@ -93,6 +95,7 @@ impl Lane {
             input_closed: false,
             unread: false,
             confirmed: false,
+            pid: None,
             ended: false,
             lost: false,
             finish: None,
@@ -103,6 +106,11 @@ impl Lane {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The process number of its program, once that runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.state().pid
     }
 
     /// Changes what is known and wakes whoever waits for it.

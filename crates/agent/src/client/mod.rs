@@ -26,6 +26,7 @@ use tokio::task::JoinHandle;
 
 pub use crate::protocol::{Limit, WatchKind};
 pub use deadline::{Deadline, Expired};
+pub use process::ProgramPid;
 pub use transfer::{TarIn, TarOut};
 pub use watch::{Change, Watch};
 
@@ -145,13 +146,24 @@ impl AgentClient {
         Ok(self.spawn_on_channel(command, limits).await?.1)
     }
 
+    /// The same, with the process number that the program will have.
+    pub async fn spawn_with_pid(
+        &self,
+        command: &Command,
+        limits: &[(Limit, u64)],
+    ) -> Result<(ProgramPid, Process)> {
+        let (_, pid, process) = process::spawn(&self.hub, command, limits).await?;
+        Ok((pid, process))
+    }
+
     /// The same, with the channel that a copy of the agent knows the program by.
     pub async fn spawn_on_channel(
         &self,
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(u32, Process)> {
-        process::spawn(&self.hub, command, limits).await
+        let (channel, _, process) = process::spawn(&self.hub, command, limits).await?;
+        Ok((channel, process))
     }
 
     /// The sandbox's files.

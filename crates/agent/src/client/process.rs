@@ -22,7 +22,7 @@ pub async fn spawn(
     hub: &Arc<Hub>,
     command: &Command,
     limits: &[(Limit, u64)],
-) -> Result<(u32, Process)> {
+) -> Result<(u32, ProgramPid, Process)> {
     let argv = command.argv();
     let spawn = Spawn {
         argv: argv.iter().map(String::as_str).collect(),
@@ -44,7 +44,7 @@ pub async fn spawn(
         Stdin::Bytes(bytes) => feed(handle.clone(), Bytes::from(bytes.clone())),
         Stdin::Stream => {}
     }
-    Ok((number, process(handle)))
+    Ok((number, ProgramPid(Arc::clone(&handle.lane)), process(handle)))
 }
 
 /// Greets a copy of an agent whose last channel this was, and takes over the programs on these.
@@ -70,6 +70,17 @@ fn feed(handle: Handle, data: Bytes) {
 
 fn size(size: TerminalSize) -> Size {
     Size { rows: size.rows, cols: size.cols }
+}
+
+/// The process number of a program, once it runs. It is the agent's word.
+#[derive(Clone)]
+pub struct ProgramPid(Arc<Lane>);
+
+impl ProgramPid {
+    /// As the sandbox counts; nothing before it runs.
+    pub fn get(&self) -> Option<u32> {
+        self.0.pid()
+    }
 }
 
 #[derive(Clone)]

@@ -76,7 +76,12 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
     }
     match message {
         FromAgent::Hello(hello) => greet(hub, hello),
-        FromAgent::Started(number, _) => demand(&*hub.lane(number)?, Kind::Run),
+        FromAgent::Started(number, pid) => {
+            let lane = hub.lane(number)?;
+            demand(&*lane, Kind::Run)?;
+            lane.update(|state| state.pid = Some(pid));
+            Ok(())
+        }
         FromAgent::StartFailed(number, kind, _, detail) => {
             let status = ExitStatus::StartFailed(start_failure(kind, clean_foreign(detail)));
             hub.lane(number)?.update(|state| state.ended = true);

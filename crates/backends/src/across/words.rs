@@ -97,7 +97,7 @@ pub enum How {
 }
 
 /// What the counters of the other host say about an execution.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Verdict {
     /// The limit that ended it.
@@ -106,6 +106,9 @@ pub struct Verdict {
     pub cpu_time: Option<Span>,
     /// Highest memory.
     pub peak_memory: Option<Bytes>,
+    /// The limits that it ran into and was not ended for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits_reached: Vec<LimitKind>,
 }
 
 /// An error that travels.
@@ -152,12 +155,15 @@ impl Verdict {
             | ExitStatus::StartFailed(_)
             | ExitStatus::Lost(_) => None,
         };
-        Self { limit, cpu_time: judged.cpu_time, peak_memory: judged.peak_memory }
+        let limits_reached = judged.limits_reached.clone();
+        Self { limit, cpu_time: judged.cpu_time, peak_memory: judged.peak_memory, limits_reached }
     }
 
     /// The exit with what the other side knows of it.
     pub fn over(self, exit: Exit) -> Exit {
+        let known = LimitKind::ALL.into_iter().filter(|kind| self.limits_reached.contains(kind));
         Exit {
+            limits_reached: known.collect(),
             status: self.limit.map_or(exit.status, ExitStatus::LimitExceeded),
             cpu_time: self.cpu_time.or(exit.cpu_time),
             peak_memory: self.peak_memory.or(exit.peak_memory),

@@ -106,8 +106,8 @@ fn host_config(
     // A kernel of its own counts the guest's processes; the host's count its threads.
     let own_kernel = admitted.boundary() != Boundary::SharedKernel;
     let (in_group, each) = match own_kernel {
-        true => (with_runtime(limits), counted_inside(limits, engine.limits.memory)),
-        false => (*limits, per_process(limits, engine.limits.memory)),
+        true => (with_runtime(limits), counted_inside(limits)),
+        false => (*limits, per_process(limits)),
     };
     let memory = limits.memory.map(|memory| number(memory.0));
     Ok(HostConfig {

@@ -152,7 +152,7 @@ impl Inner {
         let views = views::stage(&private, &mut plan)?;
         let root::Root { path: root, held } = root::of(&private, &plan)?;
         let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
-        let rlimits = counted_inside(admitted.limits(), self.site.holds_memory(group.as_ref()));
+        let rlimits = counted_inside(admitted.limits());
         config::write(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
         let command = runsc.run(platform, &private, id);

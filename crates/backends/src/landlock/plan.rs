@@ -8,7 +8,7 @@ use stockade_launcher::BarePlan;
 
 use super::NAME;
 use super::private::Private;
-use crate::linux::limits::per_process;
+use crate::linux::limits::per_process_raisable;
 use crate::linux::paths::directory;
 
 /// Without its control group. The number of processes is that one's alone: without a user namespace
@@ -27,7 +27,7 @@ pub(super) fn plan(
         private: private.path().to_owned(),
         writable: vec![private.home(), private.temporary()],
         cgroup: None,
-        rlimits: per_process(admitted.limits(), memory_is_held),
+        rlimits: per_process_raisable(admitted, memory_is_held),
     }
 }
 

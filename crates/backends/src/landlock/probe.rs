@@ -85,7 +85,7 @@ fn stands(landlock: &Landlock) -> Capabilities {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in
-        limits::measured(landlock.site.hierarchy(), processes(landlock), disk())
+        limits::measured(landlock.site.hierarchy(), limits::processes_by_counting(), disk())
     {
         all = all.with(feature, support);
     }
@@ -97,14 +97,6 @@ fn stands(landlock: &Landlock) -> Capabilities {
             limits::delegation_remedy(LimitKind::Memory),
         ),
     }
-}
-
-fn processes(landlock: &Landlock) -> Support {
-    let why = limits::unavailable(landlock.site.hierarchy());
-    Support::missing(
-        format!("RLIMIT_NPROC would count all processes of this user, and {why}"),
-        limits::delegation_remedy(LimitKind::Processes),
-    )
 }
 
 fn disk() -> Support {

@@ -13,7 +13,7 @@ use super::files::{WorkspaceFiles, from_workspace};
 use super::private::Private;
 use crate::linux::running::Running;
 use crate::linux::sandbox::Kernel;
-use crate::linux::watch::{Before, Watched, held};
+use crate::linux::watch::{Before, Begun, Watched, held};
 
 pub(super) struct LandlockSandbox {
     running: Arc<Running>,
@@ -55,9 +55,10 @@ impl Sandbox for LandlockSandbox {
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = self.settle(command);
         let before = Before::of(&self.running);
-        let Process { events, control } = self.files.0.spawn(&command, &held(limits)).await?;
-        let (running, time) = (&self.running, limits.cpu_time);
-        let events = Watched::new(events, running, &control, time, before, Kernel::Shared);
+        let (program, Process { events, control }) =
+            self.files.0.spawn_with_pid(&command, &held(limits)).await?;
+        let begun = Begun { before, program: Some(program), kernel: Kernel::Shared };
+        let events = Watched::new(events, &self.running, &control, limits.cpu_time, begun);
         Ok(Process { events: Box::new(events), control })
     }
 

@@ -1,15 +1,17 @@
 //! What the files below a directory take, counted from outside while a guest may be changing all of
 //! it. Never leaves the directory and follows no link: each step is resolved by the kernel.
 //!
-//! A guest must not hide anything: a directory that cannot be looked into, and an entry that is always gone
-//! under the name it was listed by, are counted as endless.
+//! A guest must not hide anything. An entry that is always gone under the name it was listed by is counted as
+//! endless. A directory that cannot be looked into, as test suites leave them, may hold what the file system
+//! has lost since the first look and no more: then that counts, whoever took it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, openat,
+    openat2, statat,
 };
 use rustix::io::{Errno, Result};
 
@@ -29,24 +31,54 @@ pub(crate) struct Usage {
     bytes: u64,
     /// Directories that cannot be looked into, and when each was changed last.
     hidden: BTreeMap<FileId, ChangeTime>,
+    /// Bytes that are free in the file systems that were looked at. Absent: it did not tell.
+    free: BTreeMap<DeviceId, u64>,
 }
 
+type DeviceId = u64;
 /// Device and inode.
-type FileId = (u64, u64);
+type FileId = (DeviceId, u64);
 type ChangeTime = (i64, i64);
 
 impl Usage {
-    /// What was added since another count. Endless, if a directory has been hidden or changed since then.
+    /// What was added since another count, with what may lie in directories that have been hidden or changed
+    /// since then.
     pub(crate) fn since(&self, before: &Usage) -> u64 {
-        let hidden = self.hidden.iter().any(|(id, time)| before.hidden.get(id) != Some(time));
-        if hidden { u64::MAX } else { self.bytes.saturating_sub(before.bytes) }
+        let added = self.bytes.saturating_sub(before.bytes);
+        let changed = |id: &FileId| before.hidden.get(id) != self.hidden.get(id);
+        let devices: BTreeSet<DeviceId> =
+            self.hidden.keys().filter(|id| changed(id)).map(|(device, _)| *device).collect();
+        if devices.is_empty() {
+            return added;
+        }
+        let lost = devices.iter().map(|device| self.lost_space(before, *device));
+        let lost = lost.fold(0, u64::saturating_add);
+        // What was removed in plain sight has made room for as much out of sight.
+        let removed = before.bytes.saturating_sub(self.bytes);
+        added.max(lost.saturating_add(removed))
+    }
+
+    /// What a file system has less room for than before. Endless, where it does not tell.
+    fn lost_space(&self, before: &Usage, device: DeviceId) -> u64 {
+        match (before.free.get(&device), self.free.get(&device)) {
+            (Some(before), Some(now)) => before.saturating_sub(*now),
+            (None, _) | (_, None) => u64::MAX,
+        }
     }
 
     /// Both together.
     pub(crate) fn plus(mut self, other: Usage) -> Usage {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.hidden.extend(other.hidden);
+        self.free.extend(other.free);
         self
+    }
+
+    /// Notes what is free where this directory is.
+    fn note_free_space(&mut self, root: &OwnedFd) {
+        if let (Ok(found), Ok(space)) = (fstat(root), fstatvfs(root)) {
+            self.free.insert(found.st_dev, space.f_bfree.saturating_mul(space.f_frsize));
+        }
     }
 
     /// The bytes that could be counted.
@@ -78,6 +110,7 @@ fn id(found: &Stat) -> FileId {
 pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
     let mut usage = Usage::default();
     let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return Some(usage) };
+    usage.note_free_space(&first);
     let mut levels = vec![Listing::of(first)];
     loop {
         let depth = levels.len();
@@ -304,16 +337,22 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_hidden_since_the_first_look_is_endless() {
-        let hidden = |ino: u64, time: i64| Usage {
-            bytes: 10,
+    fn a_directory_that_was_hidden_since_the_first_look_may_hold_what_the_file_system_lost() {
+        let hidden = |ino: u64, time: i64, bytes: u64, free: u64| Usage {
+            bytes,
             hidden: BTreeMap::from([((1, ino), (time, 0))]),
+            free: BTreeMap::from([(1, free)]),
         };
-        let before = hidden(7, 100);
-        assert_eq!(hidden(7, 100).since(&before), 0, "it was there and nobody touched it");
-        assert_eq!(hidden(7, 101).since(&before), u64::MAX, "it was opened and closed again");
-        assert_eq!(hidden(8, 100).since(&before), u64::MAX, "another one");
-        assert_eq!(Usage { bytes: 15, ..Usage::default() }.since(&before), 5);
+        let before = hidden(7, 100, 10, 1000);
+        let since = |now: Usage| now.since(&before);
+        assert_eq!(since(hidden(7, 100, 10, 300)), 0, "it was there and nobody touched it");
+        assert_eq!(since(hidden(7, 101, 10, 300)), 700, "it was opened and closed again");
+        assert_eq!(since(hidden(8, 100, 10, 1000)), 0, "another one, which holds nothing");
+        assert_eq!(since(hidden(8, 100, 15, 300)), 700, "what is seen is part of what was lost");
+        assert_eq!(since(hidden(8, 100, 0, 1000)), 10, "what was seen may lie there now");
+        assert_eq!(since(Usage { bytes: 15, ..Usage::default() }), 5);
+        let untold = Usage { free: BTreeMap::new(), ..hidden(8, 100, 10, 0) };
+        assert_eq!(since(untold), u64::MAX, "where nothing tells it is endless");
     }
 
     /// As an ordinary user, whom modes keep out: root looks into everything.
@@ -332,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_into_is_counted_as_endless() {
+    fn what_is_moved_into_a_directory_that_cannot_be_looked_into_still_counts() {
         use std::os::unix::fs::PermissionsExt;
         let shared = tempfile::tempdir().unwrap();
         fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -340,15 +379,18 @@ mod tests {
             let dir = shared.path().join("own");
             let closed = dir.join("closed");
             fs::create_dir_all(&closed).unwrap();
-            fs::write(closed.join("file"), "x").unwrap();
-            let before = usage(&dir);
+            let before = Usage { free: BTreeMap::new(), ..usage(&dir) };
             assert_eq!(usage(&dir).since(&before), 0);
             // Neither what cannot be listed nor what can only be listed is free.
             for mode in [0o000, 0o300, 0o400] {
+                fs::write(closed.join("file"), vec![1; 1 << 20]).unwrap();
                 fs::set_permissions(&closed, fs::Permissions::from_mode(mode)).unwrap();
-                assert_eq!(usage(&dir).since(&before), u64::MAX, "{mode:o}");
                 let hidden = usage(&dir);
-                assert_eq!(usage(&dir).since(&hidden), 0, "{mode:o}: hidden before");
+                assert_eq!(hidden.since(&before), u64::MAX, "{mode:o}: nothing tells");
+                let free = hidden.free.iter().map(|(device, free)| (*device, free + (1 << 20)));
+                let roomier = Usage { free: free.collect(), ..before.clone() };
+                assert!(hidden.since(&roomier) >= 1 << 20, "{mode:o}");
+                assert_eq!(hidden.since(&hidden), 0, "{mode:o}: hidden before");
                 fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
             }
             fs::remove_dir_all(&dir).unwrap();

@@ -1,25 +1,35 @@
 //! Which limits control groups hold on this host, and what takes their place where they do not.
 
-use stockade_core::{EffectiveLimits, Feature, LimitKind, Support};
+use stockade_core::{Admitted, EffectiveLimits, Feature, LimitKind, Support};
 use stockade_launcher::Rlimits;
 
 use super::cgroup::Hierarchy;
 
-/// Without a group that holds memory, one process may not even reserve more than this many times the
-/// limit. Not the limit itself: stacks of threads are reserved whole and hardly ever used.
-const RESERVED: u64 = 4;
+/// Files that all processes of a sandbox may have open together, where a group counts what they cost as the
+/// sandbox's memory.
+const OPEN_FILES_COUNTED: u64 = 1 << 27;
+/// The same where nobody counts it: at about a kibibyte each.
+const OPEN_FILES_UNCOUNTED: u64 = 1 << 19;
 
-/// What each single process is held to, whatever the groups do.
-pub(crate) fn per_process(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
+/// What each single process is held to, whatever the groups do. Nothing here bounds address space: what a
+/// program reserves (AddressSanitizer 16 TiB, a JVM its heap) is no memory yet.
+pub(crate) fn per_process(limits: &EffectiveLimits) -> Rlimits {
     Rlimits {
         nofile: limits.open_files.map(u64::from),
         fsize: limits.disk.map(|disk| disk.0),
-        data: limits
-            .memory
-            .filter(|_| !memory_is_held)
-            .map(|memory| memory.0.saturating_mul(RESERVED)),
         ..Rlimits::default()
     }
+}
+
+/// The same where programs may raise a default number of open files that they find too low. One that was named
+/// stands.
+pub(crate) fn per_process_raisable(admitted: &Admitted, memory_is_held: bool) -> Rlimits {
+    let limits = admitted.limits();
+    let named = admitted.spec().limits.asks_for(LimitKind::OpenFiles);
+    let all = if memory_is_held { OPEN_FILES_COUNTED } else { OPEN_FILES_UNCOUNTED };
+    let each = all / limits.processes.map_or(u64::MAX, u64::from).max(1);
+    let raised = limits.open_files.filter(|_| !named).map(|soft| each.max(u64::from(soft)));
+    Rlimits { nofile_hard: raised, ..per_process(limits) }
 }
 
 /// Threads of the host that a kernel in user space needs for itself.
@@ -37,10 +47,10 @@ pub(crate) fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
 /// What each process is held to by a kernel in user space, which counts processes for its sandbox
 /// alone.
 #[cfg(any(feature = "docker", feature = "gvisor"))]
-pub(crate) fn counted_inside(limits: &EffectiveLimits, memory_is_held: bool) -> Rlimits {
+pub(crate) fn counted_inside(limits: &EffectiveLimits) -> Rlimits {
     Rlimits {
         nproc: limits.processes.map(|most| u64::from(most) + super::OWN_PROCESSES),
-        ..per_process(limits, memory_is_held)
+        ..per_process(limits)
     }
 }
 
@@ -82,8 +92,8 @@ fn memory(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
         true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
-            "counting resident memory every 10 ms",
-            "processes together may go beyond it for a few milliseconds, and files in memory that none \
+            "adding up resident memory every 10 ms",
+            "processes together may go beyond it for some milliseconds, and files in memory that none \
              of them maps do not count",
             delegation_remedy(LimitKind::Memory),
         ),
@@ -101,11 +111,20 @@ fn cpu_time(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().cpu_usage {
         true => Support::full(format!("{} counter, read every 50 ms", hierarchy.name())),
         false => Support::partial(
-            "RLIMIT_CPU for each process, and adding up their times",
+            "RLIMIT_CPU for each process, and adding up their times every 10 ms",
             "a process that nobody waits for takes its time with it",
             delegation_remedy(LimitKind::CpuTime),
         ),
     }
+}
+
+/// Processes, where the kernel counts them for nobody.
+pub(crate) fn processes_by_counting() -> Support {
+    Support::partial(
+        "counting processes and threads every 10 ms",
+        "more may be started for some milliseconds",
+        delegation_remedy(LimitKind::Processes),
+    )
 }
 
 /// Why there is no controller.

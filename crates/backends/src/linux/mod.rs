@@ -6,10 +6,13 @@
 pub(crate) mod archives;
 pub(crate) mod brake;
 pub(crate) mod cgroup;
+mod counters;
 mod disk;
+mod disk_watch;
 pub(crate) mod embed;
 #[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
 mod ended;
+mod executions;
 pub(crate) mod find;
 #[cfg(any(feature = "docker", feature = "microvm"))]
 pub(crate) mod fingerprint;

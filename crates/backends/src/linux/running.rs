@@ -4,18 +4,19 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal as Kill, pidfd_open, pidfd_send_signal};
 use stockade_core::{
-    Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Feature, LimitKind, Result,
-    SandboxId, SandboxSpec, Span, Workspace,
+    Admitted, BackendName, EffectiveLimits, Enforcement, Error, ErrorCode, Feature, LimitKind,
+    Result, SandboxId, SandboxSpec, Span, Workspace,
 };
 
 use super::cgroup::Group;
+use super::executions::Executions;
 use super::hold::Hold;
 use super::ready::readable;
 use super::{lock, no_group, tally};
@@ -37,7 +38,16 @@ pub(crate) struct Running {
     pub paced: bool,
     /// The host directories that are written to.
     pub written: Vec<PathBuf>,
-    breached: AtomicU8,
+    /// How many of its processes are not the guest's; none, where the guest's are not processes of the host.
+    pub own_processes: u64,
+    /// Whether nothing but the watch holds it to its number of processes.
+    pub counts_processes: bool,
+    /// The executions that run in it.
+    pub executions: Executions,
+    /// How often one was ended for what it wrote to disk: what others find then is not theirs.
+    pub disk_breaches: AtomicU64,
+    /// The limit for which all of it was ended.
+    ended_for: OnceLock<LimitKind>,
     /// How many processes had been killed for want of memory when an execution was last judged.
     oom_kills_judged: AtomicU64,
     /// Whether it was ever stopped: what stands still does not end.
@@ -86,7 +96,11 @@ impl Running {
             limits: *admitted.limits(),
             paced: false,
             written,
-            breached: AtomicU8::new(u8::MAX),
+            own_processes: 0,
+            counts_processes: is_watched(admitted, LimitKind::Processes),
+            executions: Executions::default(),
+            disk_breaches: AtomicU64::new(0),
+            ended_for: OnceLock::new(),
             oom_kills_judged: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
             held: Mutex::new(held),
@@ -124,16 +138,21 @@ impl Running {
         self.oom_kills() > self.oom_kills_judged.load(Ordering::SeqCst)
     }
 
-    /// Remembers the first limit that was exceeded: later ones are its consequences.
-    pub(crate) fn breach(&self, limit: LimitKind) {
-        let at = LimitKind::ALL.iter().position(|kind| *kind == limit);
-        let at = at.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX);
-        let _ = self.breached.compare_exchange(u8::MAX, at, Ordering::SeqCst, Ordering::SeqCst);
+    /// How many processes the kernel has refused it for want of room in its group.
+    pub(crate) fn refused_processes(&self) -> u64 {
+        self.group.as_ref().and_then(Group::refused_processes).unwrap_or(0)
     }
 
-    /// The limit that ended it, if one did.
-    pub(crate) fn breached(&self) -> Option<LimitKind> {
-        LimitKind::ALL.get(usize::from(self.breached.load(Ordering::SeqCst))).copied()
+    /// Kills everything in it because ending one execution was not enough for this limit.
+    pub(crate) fn kill_for(&self, limit: LimitKind) {
+        // Later ones are consequences of the first.
+        let _ = self.ended_for.set(limit);
+        self.kill();
+    }
+
+    /// The limit for which all of it was ended, if one was.
+    pub(crate) fn ended_for(&self) -> Option<LimitKind> {
+        self.ended_for.get().copied()
     }
 
     /// Kills everything in it at once.
@@ -213,6 +232,11 @@ impl Running {
     fn left_behind(&self, what: &str) -> Error {
         left_behind(&self.backend, &self.id, what)
     }
+}
+
+fn is_watched(admitted: &Admitted, limit: LimitKind) -> bool {
+    let watched = |it: &Enforcement| matches!(it, Enforcement::Partly { .. });
+    admitted.enforcement().iter().any(|it| it.limit() == limit && watched(it))
 }
 
 /// The workspace, if it is a host directory that is written to.

@@ -14,7 +14,7 @@ use stockade_core::{
 use super::archives::Archives;
 use super::brake::{Brake, Braked};
 use super::running::Running;
-use super::watch::{Before, Watched, held, held_apart};
+use super::watch::{Before, Begun, Watched, held, held_apart};
 use super::{ended, settle};
 
 /// Whose clock tells what a command has used.
@@ -53,18 +53,20 @@ impl Sandbox for LinuxSandbox {
             Kernel::Apart => held_apart(limits, &self.running),
         };
         let before = Before::of(&self.running);
-        let Process { events, control } = match self.client.spawn(&command, &each).await {
-            Ok(process) => process,
-            // The kernel has ended the sandbox for want of memory: that is how this command ended.
-            Err(_) if !self.client.is_open() && self.running.has_unjudged_oom_kill() => {
-                return Ok(ended::process(ExitStatus::LimitExceeded(LimitKind::Memory)));
-            }
-            Err(error) => return Err(error),
-        };
+        let (program, Process { events, control }) =
+            match self.client.spawn_with_pid(&command, &each).await {
+                Ok(started) => started,
+                // The kernel has ended the sandbox for want of memory: that is how this command ended.
+                Err(_) if !self.client.is_open() && self.running.has_unjudged_oom_kill() => {
+                    return Ok(ended::process(ExitStatus::LimitExceeded(LimitKind::Memory)));
+                }
+                Err(error) => return Err(error),
+            };
         let brake = Arc::clone(&self.brake);
         let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
-        let (running, time) = (&self.running, limits.cpu_time);
-        let events = Watched::new(events, running, &control, time, before, self.kernel);
+        let program = Some(program).filter(|_| self.kernel == Kernel::Shared);
+        let begun = Begun { before, program, kernel: self.kernel };
+        let events = Watched::new(events, &self.running, &control, limits.cpu_time, begun);
         Ok(Process { events: Box::new(events), control })
     }
 

@@ -116,6 +116,7 @@ impl Site {
     pub(crate) fn note(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
         let mut running = Running::new(id.clone(), built, admitted);
         running.paced = self.hierarchy().controllers().cpu;
+        running.own_processes = self.house.own_processes;
         let running = Arc::new(running);
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
         running

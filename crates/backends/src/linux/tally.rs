@@ -12,10 +12,12 @@ pub(crate) struct Tally {
     pub memory: u64,
     /// Processor time of all, and of those that were waited for.
     pub cpu: Duration,
+    /// Processes and threads.
+    pub tasks: u64,
 }
 
 /// A sandbox cannot have more processes than this and still be walked.
-const MOST: usize = 1 << 16;
+const MAX_PROCESSES: usize = 1 << 16;
 
 /// How many sockets a sandbox may have before their buffers count as memory: most hold next to nothing.
 const FREE_SOCKETS: u64 = 64;
@@ -49,19 +51,76 @@ fn sockets_used(sockstat: &str) -> Option<u64> {
 pub(crate) fn below(pid: i32) -> Tally {
     let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second());
     let mut total = Tally::default();
-    let mut seen = HashSet::new();
-    let mut todo = vec![pid];
-    while let Some(pid) = todo.pop() {
-        if seen.len() >= MOST || !seen.insert(pid) {
-            continue;
-        }
-        todo.extend(children(pid));
-        if let Some((ticks, pages)) = stat(pid) {
+    for pid in process_tree(pid) {
+        if let Some(Stat { ticks, threads, pages }) = stat(pid) {
             total.memory += pages * page;
             total.cpu += Duration::from_millis(ticks * 1000 / tick.max(1));
+            total.tasks += threads;
         }
     }
     total
+}
+
+/// Resident memory of a process and everything below it, where pages that several of them share count once.
+/// Takes far longer than [`below`]: the kernel looks at every page. A process that may not be asked counts
+/// with all it has.
+pub(crate) fn proportional_memory(pid: i32) -> u64 {
+    let page = rustix::param::page_size() as u64;
+    let of = |pid| proportional(pid).or_else(|| Some(stat(pid)?.pages * page)).unwrap_or(0);
+    process_tree(pid).into_iter().map(of).sum()
+}
+
+fn proportional(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kibibytes.saturating_mul(1024))
+}
+
+/// The bytes that a process and everything below it have written to files, pipes and the like, as far as this
+/// user may ask.
+pub(crate) fn bytes_written(pid: i32) -> u64 {
+    let of = |pid: i32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("wchar: "))?;
+        line.trim().parse::<u64>().ok()
+    };
+    process_tree(pid).into_iter().filter_map(of).fold(0, u64::saturating_add)
+}
+
+/// The keeper of a program: the process between it and the agent. `program` is its number as the sandbox
+/// counts, which is how its first process counts too.
+pub(crate) fn keeper_of(first: i32, program: u32) -> Option<i32> {
+    let level = namespace_pids(first)?.len().checked_sub(1)?;
+    let is_program = |pid: i32| {
+        namespace_pids(pid).is_some_and(|pids| pids.get(level).copied() == Some(program))
+    };
+    // A warden may stand above the agent.
+    let keepers = children(first).into_iter().flat_map(|pid| {
+        let below = children(pid);
+        std::iter::once(pid).chain(below)
+    });
+    keepers.into_iter().find(|keeper| children(*keeper).into_iter().any(is_program))
+}
+
+/// The numbers of a process, from this process's namespace inwards.
+fn namespace_pids(pid: i32) -> Option<Vec<u32>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // The name, which is the guest's choice, comes first and holds no line break.
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().map(|number| number.parse().ok()).collect()
+}
+
+/// A process and everything below it.
+fn process_tree(pid: i32) -> HashSet<i32> {
+    let mut seen = HashSet::new();
+    let mut todo = vec![pid];
+    while let Some(pid) = todo.pop() {
+        if seen.len() < MAX_PROCESSES && seen.insert(pid) {
+            todo.extend(children(pid));
+        }
+    }
+    seen
 }
 
 fn children(pid: i32) -> Vec<i32> {
@@ -74,19 +133,33 @@ fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// Processor ticks (own and waited for) and resident pages.
-fn stat(pid: i32) -> Option<(u64, u64)> {
+/// What the kernel tells of one process.
+struct Stat {
+    /// Processor time, own and waited for.
+    ticks: u64,
+    threads: u64,
+    /// Resident.
+    pages: u64,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is the guest's choice and may hold anything: the fields start behind its last bracket.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |at: usize| fields.get(at)?.parse::<u64>().ok();
     let ticks = (11..=14).filter_map(field).sum();
-    Some((ticks, field(21)?))
+    Some(Stat { ticks, threads: field(17)?, pages: field(21)? })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    fn own() -> i32 {
+        std::process::id().cast_signed()
+    }
 
     #[test]
     fn sockets_are_counted_by_what_the_kernel_tells() {
@@ -97,7 +170,34 @@ mod tests {
 
     #[test]
     fn a_process_and_its_children_are_added_up() {
-        let own = below(std::process::id().cast_signed());
-        assert!(own.memory > 0);
+        let tally = below(own());
+        assert!(tally.memory > 0 && tally.tasks > 0, "{tally:?}");
+    }
+
+    #[test]
+    fn shared_pages_count_once() {
+        let (resident, proportional) = (below(own()).memory, proportional_memory(own()));
+        assert!(proportional > 0 && proportional <= resident, "{proportional} of {resident}");
+    }
+
+    #[test]
+    fn a_program_is_found_below_its_keeper() {
+        // The shell stands for the keeper, what it waits for is the program.
+        let line = "exec 3<&0; cat <&3 & echo $!; wait";
+        let mut keeper = Command::new("sh")
+            .args(["-c", line])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = String::new();
+        let mut heard = std::io::BufReader::new(keeper.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut heard, &mut told).unwrap();
+        let found = keeper_of(own(), told.trim().parse().unwrap());
+        let expected = keeper.id().cast_signed();
+        drop(keeper.stdin.take());
+        keeper.wait().unwrap();
+        assert_eq!(found, Some(expected));
+        assert_eq!(keeper_of(own(), u32::MAX), None);
     }
 }

@@ -1,33 +1,24 @@
 //! Holds a sandbox to the limits no single mechanism enforces: counts from outside, and ends what goes
 //! beyond. Also says, at an exit, which limit it was (C-16).
 
-use std::path::PathBuf;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use async_trait::async_trait;
-use stockade_agent::client::Limit;
+use stockade_agent::client::{Limit, ProgramPid};
 use stockade_core::{
     Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent,
     ProcessEvents, Signal, Span,
 };
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::cgroup::Group;
-use super::disk::Usage;
+use super::counters::{Counters, has_room_for_at_most, is_exceeded_now};
+use super::lock;
 use super::running::Running;
 use super::sandbox::Kernel;
-use super::{disk, tally};
-
-/// How often counters are read where the kernel enforces memory itself.
-const RELAXED: Duration = Duration::from_millis(50);
-/// How often where nothing but this watches memory.
-const CLOSE: Duration = Duration::from_millis(10);
-/// How often files are added up, at the most.
-const DISK: Duration = Duration::from_millis(250);
-/// How seldom, where adding up takes its time but not so long that it would do nothing else.
-const SELDOM: Duration = Duration::from_secs(1);
 
 const SIGXCPU: Signal = Signal(24);
 const SIGXFSZ: Signal = Signal(25);
@@ -58,13 +49,19 @@ impl Watched {
         running: &Arc<Running>,
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
-        before: Before,
-        kernel: Kernel,
+        begun: Begun,
     ) -> Self {
-        let mut watching = Watching::since(before, running, control, cpu_time);
-        watching.kernel = kernel;
-        Self { inner, watching }
+        Self { inner, watching: Watching::since(begun, running, control, cpu_time) }
     }
+}
+
+/// An execution that has just been started: the counters of its sandbox before, and its program.
+pub(crate) struct Begun {
+    pub before: Before,
+    /// Absent, where its processes are not the host's.
+    pub program: Option<ProgramPid>,
+    /// Whose kernel runs it.
+    pub kernel: Kernel,
 }
 
 /// The counters of a sandbox before an execution. Read before the agent is told to start it: on a busy host
@@ -72,23 +69,62 @@ impl Watched {
 #[derive(Clone, Copy)]
 pub(crate) struct Before {
     cpu: Span,
+    /// What other executions had used of it.
+    cpu_of_others: Span,
     oom_kills: u64,
+    refused_processes: u64,
 }
 
 impl Before {
     pub(crate) fn of(running: &Running) -> Self {
-        Self { cpu: running.cpu_time(), oom_kills: running.oom_kills() }
+        Self {
+            cpu: running.cpu_time(),
+            cpu_of_others: running.executions.cpu_of_others(running.pid, None),
+            oom_kills: running.oom_kills(),
+            refused_processes: running.refused_processes(),
+        }
     }
 }
 
 /// One execution that is held to its limits. Dropping it ends the watch.
 pub(crate) struct Watching {
     running: Arc<Running>,
+    held: Arc<Held>,
+    watch: AbortHandle,
+}
+
+/// What the watch of an execution and its judge share.
+struct Held {
+    number: u64,
     /// What it may use of the processor.
     cpu: Option<Span>,
     before: Before,
     kernel: Kernel,
-    watch: AbortHandle,
+    /// The limit that it is ended for.
+    exceeded: OnceLock<LimitKind>,
+    /// Those that it has run into otherwise.
+    reached: Mutex<BTreeSet<LimitKind>>,
+}
+
+impl Held {
+    /// What it used of the processor: all that its sandbox did meanwhile but for what others are known for.
+    fn cpu_used(&self, running: &Running) -> Span {
+        let all = running.cpu_time().as_millis().saturating_sub(self.before.cpu.as_millis());
+        let others = running.executions.cpu_of_others(running.pid, Some(self.number));
+        let others = others.as_millis().saturating_sub(self.before.cpu_of_others.as_millis());
+        Span::millis(all.saturating_sub(others))
+    }
+
+    fn is_out_of_time(&self, running: &Running) -> bool {
+        let Some(most) = self.cpu else { return false };
+        let all = running.cpu_time().as_millis().saturating_sub(self.before.cpu.as_millis());
+        // Telling others apart takes longer, and is needed only now.
+        all > most.as_millis() && self.cpu_used(running) > most
+    }
+
+    fn reach(&self, limit: LimitKind) {
+        lock(&self.reached).insert(limit);
+    }
 }
 
 impl Watching {
@@ -98,47 +134,67 @@ impl Watching {
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
     ) -> Self {
-        Self::since(Before::of(running), running, control, cpu_time)
+        let before = Before::of(running);
+        let begun = Begun { before, program: None, kernel: Kernel::Shared };
+        Self::since(begun, running, control, cpu_time)
     }
 
     fn since(
-        before: Before,
+        Begun { before, program, kernel }: Begun,
         running: &Arc<Running>,
         control: &Arc<dyn ProcessControl>,
-        cpu_time: Option<Span>,
+        cpu: Option<Span>,
     ) -> Self {
-        let most = cpu_time
-            .map(|most| Span::millis(before.cpu.as_millis().saturating_add(most.as_millis())));
-        let watch = tokio::spawn(watch(Arc::downgrade(running), Arc::clone(control), most));
-        let running = Arc::clone(running);
-        let (kernel, watch) = (Kernel::Shared, watch.abort_handle());
-        Self { running, cpu: cpu_time, before, kernel, watch }
+        let number = running.executions.begin(program);
+        let (exceeded, reached) = (OnceLock::new(), Mutex::default());
+        let held = Arc::new(Held { number, cpu, before, kernel, exceeded, reached });
+        let watch = watch(Arc::downgrade(running), Arc::clone(control), Arc::clone(&held));
+        let watch = tokio::spawn(watch).abort_handle();
+        Self { running: Arc::clone(running), held, watch }
     }
 
     /// Names the limit that ended it, and says what it used.
     pub(crate) fn judge(&self, exit: Exit) -> Exit {
         self.watch.abort();
-        let group = self.running.group.as_ref();
-        let counted = group
-            .and_then(Group::cpu_time)
-            .map(|now| Span::millis(now.as_millis().saturating_sub(self.before.cpu.as_millis())));
+        let (running, held) = (&self.running, &self.held);
+        let group = running.group.as_ref();
+        let counted = group.and_then(Group::cpu_time).map(|_| held.cpu_used(running));
         let cpu_time = counted.or(exit.cpu_time);
+        let all = running.cpu_time().as_millis().saturating_sub(held.before.cpu.as_millis());
+        // Of what it says that it used, no more than there was is taken for its own.
+        let own = exit.cpu_time.map(|used| Span::millis(used.as_millis().min(all)));
+        running.executions.end(held.number, own);
         // What takes the whole sandbox with it may have happened before this execution began.
         let lost = matches!(exit.status, ExitStatus::Lost(_));
-        let earlier = lost && self.running.has_unjudged_oom_kill();
-        let out_of_memory = earlier || self.running.judge_oom_kills() > self.before.oom_kills;
+        let earlier = lost && running.has_unjudged_oom_kill();
+        let out_of_memory = earlier || running.judge_oom_kills() > held.before.oom_kills;
         let gone = Gone {
-            kernel: self.kernel,
+            kernel: held.kernel,
             out_of_memory,
-            out_of_time: self.cpu.is_some_and(|most| cpu_time.is_some_and(|used| used > most)),
+            out_of_time: held.cpu.is_some_and(|most| cpu_time.is_some_and(|used| used > most)),
         };
-        let limit = self.running.breached().or_else(|| gone.limit_of(&exit.status));
+        let with_all = || running.ended_for().filter(|_| lost);
+        let limit = held.exceeded.get().copied().or_else(with_all);
+        let limit = limit.or_else(|| gone.limit_of(&exit.status));
         Exit {
+            limits_reached: self.limits_reached(limit, &exit.status),
             status: limit.map_or(exit.status, ExitStatus::LimitExceeded),
             cpu_time,
             peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),
             ..exit
         }
+    }
+
+    /// The limits that it ran into, but for the one that it was ended for.
+    fn limits_reached(&self, ended_for: Option<LimitKind>, status: &ExitStatus) -> Vec<LimitKind> {
+        // The program itself has just made room for one; one that could not be started, for its keeper too.
+        let spare = if matches!(status, ExitStatus::StartFailed(_)) { 2 } else { 1 };
+        let refused = self.running.refused_processes() > self.held.before.refused_processes;
+        if refused || has_room_for_at_most(&self.running, spare) {
+            self.held.reach(LimitKind::Processes);
+        }
+        let reached = lock(&self.held.reached);
+        reached.iter().copied().filter(|limit| Some(*limit) != ended_for).collect()
     }
 }
 
@@ -178,6 +234,7 @@ impl Gone {
 impl Drop for Watching {
     fn drop(&mut self) {
         self.watch.abort();
+        self.running.executions.end(self.held.number, None);
     }
 }
 
@@ -191,120 +248,57 @@ impl ProcessEvents for Watched {
     }
 }
 
-/// Counts until the execution ends, or until a limit is exceeded. `cpu` is of the whole sandbox.
-async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, cpu: Option<Span>) {
-    let mut disk = DiskWatch::default();
+/// Counts until the execution ends, or until it has exceeded a limit.
+async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: Arc<Held>) {
+    let mut counters = Counters::default();
     if let Some(running) = running.upgrade() {
         // What is there already; what is written from now on counts.
-        disk.exceeded(&running).await;
+        counters.look(&running).await;
     }
     loop {
-        let Some(pace) = running.upgrade().map(|running| pace(&running)) else {
+        let Some(pace) = running.upgrade().map(|running| Counters::pace(&running)) else {
             return;
         };
         sleep(pace).await;
         let Some(running) = running.upgrade() else {
             return;
         };
-        let over = match exceeded(&running, cpu) {
-            Some(limit) => Some(limit),
-            None => disk.exceeded(&running).await,
+        if held.is_out_of_time(&running) {
+            return end(&running, &*control, &held, LimitKind::CpuTime).await;
+        }
+        let look = counters.look(&running).await;
+        look.reached.into_iter().for_each(|limit| held.reach(limit));
+        let Some(limit) = look.exceeded else {
+            continue;
         };
-        if let Some(limit) = over {
-            running.breach(limit);
-            // Whether that was enough is seen at the next round; then everything goes.
-            if control.kill().await.is_err() || exceeded(&running, None).is_some() {
-                running.kill();
-            }
-            return;
+        // Whoever is to blame is ended by its own watch, unless nobody is found to be. It may be gone by now, and
+        // what was exceeded with it.
+        let own = running.executions.is_to_blame(running.pid, held.number, limit);
+        if (own || look.patience_is_over) && is_exceeded_now(&running, limit) {
+            return end(&running, &*control, &held, limit).await;
         }
     }
 }
 
-/// Whether the kernel itself holds the sandbox to its memory.
-fn memory_is_held(running: &Running) -> bool {
-    running.group.as_ref().is_some_and(Group::holds_memory)
-}
-
-fn pace(running: &Running) -> Duration {
-    if memory_is_held(running) || running.limits.memory.is_none() { RELAXED } else { CLOSE }
-}
-
-fn exceeded(running: &Running, cpu: Option<Span>) -> Option<LimitKind> {
-    if cpu.is_some_and(|most| running.cpu_time() > most) {
-        return Some(LimitKind::CpuTime);
+/// Ends an execution for a limit.
+async fn end(running: &Running, control: &dyn ProcessControl, held: &Held, limit: LimitKind) {
+    let _ = held.exceeded.set(limit);
+    if limit == LimitKind::Disk {
+        running.disk_breaches.fetch_add(1, Ordering::SeqCst);
     }
-    let most = running.limits.memory.filter(|_| !memory_is_held(running))?;
-    let memory = tally::below(running.pid).memory;
-    let memory = memory.saturating_add(tally::socket_buffers(running.pid));
-    (memory > most.0).then_some(LimitKind::Memory)
-}
-
-/// Adds up what is written to the host's directories, from the first look on.
-#[derive(Default)]
-struct DiskWatch {
-    before: Option<Usage>,
-    last: Option<(Instant, u64)>,
-    next: Option<Instant>,
-}
-
-impl DiskWatch {
-    async fn exceeded(&mut self, running: &Running) -> Option<LimitKind> {
-        let (roots, most) = (running.written.clone(), running.limits.disk?);
-        if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
-            return None;
-        }
-        let started = Instant::now();
-        // Whoever waits for the count gives it up by dropping its half: a large tree must not hold up
-        // the end of a sandbox, or of the engine.
-        let waiting = Arc::new(());
-        let wanted = Arc::downgrade(&waiting);
-        let counting = tokio::task::spawn_blocking(move || add_up(&roots, &wanted));
-        let used = counting.await.ok()??;
-        drop(waiting);
-        let took = started.elapsed();
-        let bytes = used.bytes();
-        let written = used.since(self.before.get_or_insert(used.clone()));
-        let room = most.0.saturating_sub(written);
-        let grown = self.last.map(|(then, had)| (started - then, bytes.saturating_sub(had)));
-        self.last = Some((started, bytes));
-        self.next = Some(Instant::now() + until_next(took, room, grown));
-        (written > most.0).then_some(LimitKind::Disk)
+    let killed = control.kill().await;
+    // What is left of memory and processes then is nobody's who could be ended alone.
+    let counts = matches!(limit, LimitKind::Memory | LimitKind::Processes);
+    let left =
+        || counts && running.executions.is_alone(held.number) && is_exceeded_now(running, limit);
+    if killed.is_err() || left() {
+        running.kill_for(limit);
     }
-}
-
-/// When to look again: before what is left would be full at the pace it was filled at last. Looking takes
-/// a tenth of the time where little is written, and never more than a quarter; but a look that took long,
-/// as one does on a busy machine, does not leave the guest alone for long.
-fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Duration {
-    let soonest = took * 3;
-    let latest = (took * 10).clamp(DISK, SELDOM).max(soonest);
-    let full = match grown {
-        // Nobody knows the pace yet.
-        None => Duration::ZERO,
-        Some((_, 0)) => latest,
-        Some((time, bytes)) => {
-            let full = time.as_secs_f64() * room as f64 / bytes as f64;
-            Duration::try_from_secs_f64(full).unwrap_or(latest)
-        }
-    };
-    full.clamp(soonest, latest)
-}
-
-fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
-    let mut counted = roots.iter().map(|root| disk::used(root, || wanted.strong_count() > 0));
-    counted.try_fold(Usage::default(), |sum, used| Some(sum.plus(used?)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn millis(number: u64) -> Duration {
-        Duration::from_millis(number)
-    }
 
     #[test]
     fn a_kill_is_told_by_what_was_used_up() {
@@ -367,7 +361,8 @@ mod tests {
         let before = Before::of(&running);
         // On a busy host it is over before this side goes on.
         oom_kills(group.path(), 1);
-        let watching = Watching::since(before, &running, &control, None);
+        let begun = Begun { before, program: None, kernel: Kernel::Shared };
+        let watching = Watching::since(begun, &running, &control, None);
         assert_eq!(judged(&watching, lost.clone()), memory);
         assert_eq!(judged(&watching, ExitStatus::Signalled(Signal::KILL)), memory);
         // One that nobody was told of took the sandbox before the next execution began.
@@ -378,27 +373,5 @@ mod tests {
         // Whoever lived on after it is lost for another reason.
         let last = Watching::new(&running, &control, None);
         assert_eq!(judged(&last, lost.clone()), lost);
-    }
-
-    #[test]
-    fn what_is_filled_fast_is_looked_at_before_it_is_full() {
-        let next = |grown| until_next(millis(1), 64 * MIB, grown);
-        assert_eq!(next(None), millis(3), "the pace is not known yet");
-        assert_eq!(next(Some((millis(100), 0))), DISK);
-        assert_eq!(next(Some((millis(100), 64 * MIB))), millis(100));
-        assert_eq!(next(Some((millis(1), 640 * MIB))), millis(3));
-        assert_eq!(until_next(millis(1), 0, Some((millis(9), 1))), millis(3));
-    }
-
-    #[test]
-    fn a_large_tree_is_looked_at_seldom() {
-        assert_eq!(until_next(millis(100), u64::MAX, Some((millis(1), 1))), millis(1000));
-        assert_eq!(until_next(millis(100), 1, Some((millis(1), u64::MAX))), millis(300));
-    }
-
-    #[test]
-    fn one_look_that_took_long_is_no_leave_to_write() {
-        assert_eq!(until_next(millis(600), u64::MAX, Some((millis(1), 1))), millis(1800));
-        assert_eq!(until_next(millis(200), u64::MAX, Some((millis(1), 1))), SELDOM);
     }
 }

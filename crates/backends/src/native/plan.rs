@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, EffectiveLimits, Image, Layers, Network, Result, RootMode, SandboxId, SandboxSpec,
-    User, WORKSPACE_ROOT, Workspace,
+    Admitted, Image, Layers, Network, Result, RootMode, SandboxId, SandboxSpec, User,
+    WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
 
 use super::{NAME, Own};
-use crate::linux::limits::per_process;
+use crate::linux::limits::per_process_raisable;
 use crate::linux::paths::{directory, resolve};
 use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
 
@@ -58,7 +58,7 @@ pub(super) fn plan(
             Network::None | Network::Egress(_) => launcher::Network::None,
         },
         tmp_bytes: scratch,
-        rlimits: rlimits(limits, memory_is_held),
+        rlimits: rlimits(admitted, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
 }
@@ -123,9 +123,9 @@ fn workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
 }
 
 /// What each single process is held to, and how many the user namespace counts.
-fn rlimits(limits: &EffectiveLimits, memory_is_held: bool) -> launcher::Rlimits {
+fn rlimits(admitted: &Admitted, memory_is_held: bool) -> launcher::Rlimits {
     launcher::Rlimits {
-        nproc: limits.processes.map(|most| u64::from(most) + OWN_PROCESSES),
-        ..per_process(limits, memory_is_held)
+        nproc: admitted.limits().processes.map(|most| u64::from(most) + OWN_PROCESSES),
+        ..per_process_raisable(admitted, memory_is_held)
     }
 }

@@ -3,7 +3,7 @@
 
 use rustix::process::{Signal, pidfd_send_signal};
 use stockade_core::{
-    Backend, Boundary, Capabilities, Error, Feature, LimitKind, RootMode, SandboxSpec, Support,
+    Backend, Boundary, Capabilities, Error, Feature, RootMode, SandboxSpec, Support,
 };
 use stockade_launcher::{LaunchPlan, Workspace};
 
@@ -142,10 +142,8 @@ fn pause(hierarchy: &Hierarchy) -> Support {
 /// Where no control group counts them, the user namespace does.
 fn processes() -> Support {
     match rustix::process::geteuid().is_root() {
-        true => Support::missing(
-            "the kernel does not hold root to RLIMIT_NPROC",
-            limits::delegation_remedy(LimitKind::Processes),
-        ),
+        // The kernel does not hold root to RLIMIT_NPROC.
+        true => limits::processes_by_counting(),
         false => Support::full("RLIMIT_NPROC, counted for the user namespace alone"),
     }
 }

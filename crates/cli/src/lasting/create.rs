@@ -219,7 +219,7 @@ pub async fn detached(
             .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
     }
     let origin = configured.origin.clone();
-    let command = Some(command);
+    let command = Some(Command { detached: true, ..command });
     let (idle, lifetime) = (None, None);
     let order = Order { spec, idle, lifetime, command, workspace: None, origin, from };
     let (ready, workspace) = build(order, wanted, &configured.settings, printer).await?;

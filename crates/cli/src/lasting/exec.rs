@@ -40,7 +40,7 @@ pub struct ExecArgs {
     /// Do not wait: print the job's id and let the command run on. `stockade logs` shows its output.
     #[arg(long)]
     detach: bool,
-    /// How long it may take, within what the sandbox allows. [default: the sandbox's]
+    /// How long it may take, within what the sandbox allows. [default: the sandbox's; none with --detach]
     #[arg(long, value_name = "TIME")]
     timeout: Option<Span>,
     /// Output that is passed on, within what the sandbox allows. [default: the sandbox's]
@@ -72,6 +72,7 @@ impl ExecArgs {
             env: env::gather(&self.env_file, &self.env)?,
             dir: self.workdir.clone(),
             user: self.user,
+            detached: self.detach,
             wall_time: self.timeout,
             output: self.max_output,
             ..self.command.command()?

@@ -70,6 +70,7 @@ impl Record {
                 ..Usage::new(wall, answer.map(|answer| answer.cpu_time), None)
             },
             limits: self.admitted.enforcement().to_vec(),
+            limits_reached: Vec::new(),
         };
         self.engine.record(Event::Stopped { job: self.job, outcome, log: None }).await
     }

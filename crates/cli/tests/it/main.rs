@@ -15,6 +15,7 @@ mod copies;
 mod ending;
 mod lasting;
 mod lasting_ends;
+mod limits;
 mod listings;
 #[path = "../../../tck/tests/it/machines/place.rs"]
 mod machines;

@@ -1,4 +1,4 @@
-//! Resource limits, soft and hard alike: the guest has no capability to raise them again.
+//! Resource limits, soft and hard alike but for open files: the guest has no capability to raise them again.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -11,9 +11,19 @@ const PENDING_SIGNALS: u64 = 1024;
 /// Bytes of message queues, likewise.
 const QUEUE_BYTES: u64 = 400 << 10;
 
-fn wanted(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 11] {
+/// One limit: soft and hard.
+type Wanted = (Resource, &'static str, Option<(u64, u64)>);
+
+fn wanted(limits: &Rlimits) -> impl Iterator<Item = Wanted> {
+    let nofile = limits.nofile.map(|soft| (soft, limits.nofile_hard.unwrap_or(soft).max(soft)));
+    let alike = soft_as_hard(limits).into_iter();
+    let alike =
+        alike.map(|(resource, name, value)| (resource, name, value.map(|most| (most, most))));
+    std::iter::once((Resource::Nofile, "nofile", nofile)).chain(alike)
+}
+
+fn soft_as_hard(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 10] {
     [
-        (Resource::Nofile, "nofile", limits.nofile),
         (Resource::Nproc, "nproc", limits.nproc),
         (Resource::Fsize, "fsize", limits.fsize),
         (Resource::Data, "data", limits.data),
@@ -32,8 +42,9 @@ fn wanted(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 11] {
 pub(crate) fn set(limits: &Rlimits) -> Result<(), Failure> {
     for (resource, name, value) in wanted(limits) {
         let Some(value) = value else { continue };
-        let value = value.min(getrlimit(resource).maximum.unwrap_or(u64::MAX));
-        let limit = Rlimit { current: Some(value), maximum: Some(value) };
+        let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+        let (soft, hard) = (value.0.min(most), value.1.min(most));
+        let limit = Rlimit { current: Some(soft), maximum: Some(hard) };
         setrlimit(resource, limit).at(Wall::Rlimits, name)?;
     }
     Ok(())
@@ -46,7 +57,7 @@ pub(crate) fn prove(limits: &Rlimits) -> Result<String, Failure> {
         let Some(value) = value else { continue };
         let kernel = getrlimit(resource);
         match (kernel.current, kernel.maximum) {
-            (Some(soft), Some(hard)) if soft <= value && hard <= value => {
+            (Some(soft), Some(hard)) if soft <= value.0 && hard <= value.1 => {
                 evidence.push(format!("{name}={hard}"));
             }
             _ => return Err(Failure::without_errno(Wall::Rlimits, format!("{name} is not set"))),

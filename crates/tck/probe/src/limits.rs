@@ -90,7 +90,8 @@ pub fn open_files(args: &Args) -> io::Result<Done> {
     Ok(Done::Facts(json!({ "ok": errno.is_none(), "count": open.len(), "errno": errno })))
 }
 
-/// `fork-many N`: how many processes could live at once. All are gone before it ends.
+/// `fork-many N [MS]`: how many processes could live at once. All are gone before it ends, and if there is room
+/// for all, after MS.
 pub fn fork_many(args: &Args) -> io::Result<Done> {
     let mut children: Vec<Child> = Vec::new();
     let mut errno = None;
@@ -104,6 +105,9 @@ pub fn fork_many(args: &Args) -> io::Result<Done> {
         }
     }
     let count = children.len();
+    if errno.is_none() {
+        std::thread::sleep(args.span(1).unwrap_or_default());
+    }
     for mut child in children {
         child.kill()?;
         child.wait()?;

@@ -15,6 +15,7 @@ mod output;
 mod overlay;
 mod record;
 mod refusals;
+mod reuse;
 mod snapshots;
 mod spec;
 mod start;
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Case> {
         kill::CASES,
         end::CASES,
         limits::CASES,
+        reuse::CASES,
         files::CASES,
         workspace::CASES,
         overlay::CASES,

@@ -52,7 +52,8 @@ pub(super) async fn start(
     args: &Bash,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    let (job, command, line) = approved(session, place, args, call).await?;
+    let (job, mut command, line) = approved(session, place, args, call).await?;
+    command.detached = true;
     let (execution, job) = place.start(job, command, line).await?;
     execution.detach();
     if let Some(input) = &args.input {

@@ -260,6 +260,15 @@ impl Group {
         events.and_then(|file| keyed(&file, "oom_kill")).unwrap_or(0)
     }
 
+    /// How many processes the kernel has refused for want of room in it; absent where it does not count them.
+    pub(crate) fn refused_processes(&self) -> Option<u64> {
+        let directory = match self {
+            Self::V2(directory) => directory,
+            Self::V1(directories) => directories.pids.as_ref()?,
+        };
+        keyed(&directory.join("pids.events"), "max")
+    }
+
     /// The processes in it, as the host numbers them: each once, in however many hierarchies it is.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
         let text = |directory: &Path| {

@@ -30,7 +30,7 @@ pub(crate) struct Base {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Directories {
     pub(super) memory: Option<PathBuf>,
-    pids: Option<PathBuf>,
+    pub(super) pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
     cpuacct: Option<PathBuf>,
     pub(super) freezer: Option<PathBuf>,

@@ -1,0 +1,161 @@
+//! What a sandbox uses at once, looked at again and again: processes and memory where no group counts them, and
+//! what is written to the host's directories.
+
+use std::time::Duration;
+
+use stockade_core::LimitKind;
+use tokio::time::Instant;
+
+use super::cgroup::Group;
+use super::disk_watch::{DiskWatch, Written};
+use super::running::Running;
+use super::tally;
+
+/// How often counters are read where the kernel enforces memory itself.
+const RELAXED: Duration = Duration::from_millis(50);
+/// How often where nothing but this watches memory.
+const CLOSE: Duration = Duration::from_millis(10);
+/// How long memory is not looked at again, at the most, where looking takes its time.
+const MAX_MEMORY_WAIT: Duration = Duration::from_millis(100);
+/// How many looks in a row find a limit exceeded until an execution is ended for it that does not use the most:
+/// ending the one that does takes its time.
+const MAX_LOOKS: u32 = 100;
+/// The same for what is written, which is looked at seldom.
+const MAX_DISK_LOOKS: u32 = 2;
+
+/// Whether a limit that a look found to be exceeded still is. What was written is there in any case.
+pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
+    match limit {
+        LimitKind::Memory => {
+            let buffers = tally::socket_buffers(running.pid);
+            let memory = tally::proportional_memory(running.pid).saturating_add(buffers);
+            running.limits.memory.is_some_and(|most| memory > most.0)
+        }
+        LimitKind::Processes => {
+            most_tasks(running).is_some_and(|most| tally::below(running.pid).tasks > most)
+        }
+        LimitKind::CpuRate
+        | LimitKind::CpuTime
+        | LimitKind::WallTime
+        | LimitKind::Disk
+        | LimitKind::OpenFiles
+        | LimitKind::Output
+        | LimitKind::Fuel => true,
+    }
+}
+
+/// Whether there is room for no more than so many processes, where no group counts those that it refuses.
+pub(super) fn has_room_for_at_most(running: &Running, spare: u64) -> bool {
+    let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
+    let most = most_tasks(running).filter(|_| !counted);
+    most.is_some_and(|most| tally::below(running.pid).tasks.saturating_add(spare) >= most)
+}
+
+/// Whether nothing but the watch holds the sandbox to its memory.
+fn counts_memory(running: &Running) -> bool {
+    let held = running.group.as_ref().is_some_and(Group::holds_memory);
+    running.limits.memory.is_some() && !held
+}
+
+/// How many processes and threads there may be, with those that are not the guest's. Nothing, where they
+/// cannot be counted from here.
+fn most_tasks(running: &Running) -> Option<u64> {
+    let most = running.limits.processes.filter(|_| running.own_processes > 0)?;
+    Some(u64::from(most) + running.own_processes)
+}
+
+/// What a look has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Look {
+    /// The limit that is exceeded.
+    pub exceeded: Option<LimitKind>,
+    /// One up to which everything is used, and that the kernel itself holds.
+    pub reached: Option<LimitKind>,
+    /// Whether it has been exceeded for so long that whoever uses the most is not being ended.
+    pub patience_is_over: bool,
+}
+
+/// What is looked at again and again.
+#[derive(Default)]
+pub(super) struct Counters {
+    disk: DiskWatch,
+    /// When memory is looked at again.
+    memory: Option<Instant>,
+    /// How many looks in a row have found too much memory or too many processes.
+    beyond: u32,
+}
+
+impl Counters {
+    /// How long until the next look.
+    pub(super) fn pace(running: &Running) -> Duration {
+        if counts_memory(running) || running.counts_processes { CLOSE } else { RELAXED }
+    }
+
+    /// Looks at everything that is due.
+    pub(super) async fn look(&mut self, running: &Running) -> Look {
+        let look = self.look_at_processes(running).await;
+        if look.exceeded.is_some() {
+            self.beyond += 1;
+            return Look { patience_is_over: self.beyond >= MAX_LOOKS, ..look };
+        }
+        if !self.waits_for_memory() {
+            self.beyond = 0;
+        }
+        match self.disk.look(running).await {
+            Written::Within => look,
+            Written::AllThereMayBe => Look { reached: Some(LimitKind::Disk), ..look },
+            Written::Beyond(looks) => Look {
+                exceeded: Some(LimitKind::Disk),
+                patience_is_over: looks >= MAX_DISK_LOOKS,
+                ..look
+            },
+        }
+    }
+
+    /// Their number and their memory, as far as no group counts them.
+    async fn look_at_processes(&mut self, running: &Running) -> Look {
+        let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
+        let most_tasks = most_tasks(running).filter(|_| !counted);
+        let most_memory = running.limits.memory.filter(|_| counts_memory(running));
+        if most_tasks.is_none() && most_memory.is_none() {
+            return Look::default();
+        }
+        let tally = tally::below(running.pid);
+        let mut look = look_at_number(running, most_tasks, tally.tasks);
+        if let (None, Some(most)) = (look.exceeded, most_memory)
+            && self.is_beyond(running.pid, tally.memory, most.0).await
+        {
+            look.exceeded = Some(LimitKind::Memory);
+        }
+        look
+    }
+
+    /// Whether it is too early to look at memory page by page again.
+    fn waits_for_memory(&self) -> bool {
+        self.memory.is_some_and(|next| Instant::now() < next)
+    }
+
+    /// Whether memory is beyond its limit. Pages that processes share are told apart only where it would be
+    /// without: that takes the kernel a look at every page.
+    async fn is_beyond(&mut self, pid: i32, resident: u64, most: u64) -> bool {
+        let buffers = tally::socket_buffers(pid);
+        if resident.saturating_add(buffers) <= most || self.waits_for_memory() {
+            return false;
+        }
+        let started = Instant::now();
+        let counting = tokio::task::spawn_blocking(move || tally::proportional_memory(pid));
+        let memory = counting.await.unwrap_or(resident).saturating_add(buffers);
+        let wait = (started.elapsed() * 3).min(MAX_MEMORY_WAIT);
+        self.memory = Some(Instant::now() + wait);
+        memory > most
+    }
+}
+
+fn look_at_number(running: &Running, most: Option<u64>, tasks: u64) -> Look {
+    let Some(most) = most else { return Look::default() };
+    let found = |there: bool| there.then_some(LimitKind::Processes);
+    match running.counts_processes {
+        true => Look { exceeded: found(tasks > most), ..Look::default() },
+        false => Look { reached: found(tasks >= most), ..Look::default() },
+    }
+}

@@ -1,0 +1,139 @@
+//! Adds up what is written to the host's directories while an execution runs: often enough to notice before
+//! much more than the limit is written, and seldom enough that a large tree costs little.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::disk::{self, Usage};
+use super::running::Running;
+
+/// How often files are added up, at the most.
+const DISK: Duration = Duration::from_millis(250);
+/// How seldom, where adding up takes its time but not so long that it would do nothing else.
+const SELDOM: Duration = Duration::from_secs(1);
+
+/// What a look has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// There is room, or it is not the time to look.
+    Within,
+    /// As much as there may be: nothing more fits.
+    AllThereMayBe,
+    /// More, at so many looks in a row.
+    Beyond(u32),
+}
+
+/// Adds up what is written to the host's directories, from the first look on.
+#[derive(Default)]
+pub(super) struct DiskWatch {
+    before: Option<Usage>,
+    /// How many executions had been ended for their disk limit when `before` was counted.
+    breaches: u64,
+    /// How many looks in a row have found too much.
+    beyond: u32,
+    last: Option<(Instant, u64)>,
+    next: Option<Instant>,
+}
+
+impl DiskWatch {
+    /// Looks, if it is time to.
+    pub(super) async fn look(&mut self, running: &Running) -> Written {
+        self.count(running).await.unwrap_or(Written::Within)
+    }
+
+    async fn count(&mut self, running: &Running) -> Option<Written> {
+        let (roots, most) = (running.written.clone(), running.limits.disk?);
+        if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
+            return None;
+        }
+        self.forgive(running.disk_breaches.load(Ordering::SeqCst));
+        let started = Instant::now();
+        // Whoever waits for the count gives it up by dropping its half: a large tree must not hold up
+        // the end of a sandbox, or of the engine.
+        let waiting = Arc::new(());
+        let wanted = Arc::downgrade(&waiting);
+        let counting = tokio::task::spawn_blocking(move || add_up(&roots, &wanted));
+        let used = counting.await.ok()??;
+        drop(waiting);
+        let took = started.elapsed();
+        let bytes = used.bytes();
+        let written = used.since(self.before.get_or_insert(used.clone()));
+        let room = most.0.saturating_sub(written);
+        let grown = self.last.map(|(then, had)| (started - then, bytes.saturating_sub(had)));
+        self.last = Some((started, bytes));
+        self.next = Some(Instant::now() + until_next(took, room, grown));
+        self.beyond = if written > most.0 { self.beyond + 1 } else { 0 };
+        Some(match self.beyond {
+            0 if written > 0 && written == most.0 => Written::AllThereMayBe,
+            0 => Written::Within,
+            looks => Written::Beyond(looks),
+        })
+    }
+
+    /// What is there after another execution was ended for it is that one's.
+    fn forgive(&mut self, breaches: u64) {
+        if self.breaches != breaches {
+            (self.before, self.breaches, self.beyond) = (None, breaches, 0);
+        }
+    }
+}
+
+/// When to look again: before what is left would be full at the pace it was filled at last. Looking takes
+/// a tenth of the time where little is written, and never more than a quarter; but a look that took long,
+/// as one does on a busy machine, does not leave the guest alone for long.
+fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Duration {
+    let soonest = took * 3;
+    let latest = (took * 10).clamp(DISK, SELDOM).max(soonest);
+    let full = match grown {
+        // Nobody knows the pace yet.
+        None => Duration::ZERO,
+        Some((_, 0)) => latest,
+        Some((time, bytes)) => {
+            let full = time.as_secs_f64() * room as f64 / bytes as f64;
+            Duration::try_from_secs_f64(full).unwrap_or(latest)
+        }
+    };
+    full.clamp(soonest, latest)
+}
+
+fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
+    let mut counted = roots.iter().map(|root| disk::used(root, || wanted.strong_count() > 0));
+    counted.try_fold(Usage::default(), |sum, used| Some(sum.plus(used?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn millis(number: u64) -> Duration {
+        Duration::from_millis(number)
+    }
+
+    #[test]
+    fn what_is_filled_fast_is_looked_at_before_it_is_full() {
+        let next = |grown| until_next(millis(1), 64 * MIB, grown);
+        assert_eq!(next(None), millis(3), "the pace is not known yet");
+        assert_eq!(next(Some((millis(100), 0))), DISK);
+        assert_eq!(next(Some((millis(100), 64 * MIB))), millis(100));
+        assert_eq!(next(Some((millis(1), 640 * MIB))), millis(3));
+        assert_eq!(until_next(millis(1), 0, Some((millis(9), 1))), millis(3));
+    }
+
+    #[test]
+    fn a_large_tree_is_looked_at_seldom() {
+        assert_eq!(until_next(millis(100), u64::MAX, Some((millis(1), 1))), millis(1000));
+        assert_eq!(until_next(millis(100), 1, Some((millis(1), u64::MAX))), millis(300));
+    }
+
+    #[test]
+    fn one_look_that_took_long_is_no_leave_to_write() {
+        assert_eq!(until_next(millis(600), u64::MAX, Some((millis(1), 1))), millis(1800));
+        assert_eq!(until_next(millis(200), u64::MAX, Some((millis(1), 1))), SELDOM);
+    }
+}

@@ -1,0 +1,144 @@
+//! The executions that run in one sandbox at the same time. Going beyond a limit is the fault of one of them:
+//! this tells of which, so that the others go on and are not charged for it.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use stockade_agent::client::ProgramPid;
+use stockade_core::{LimitKind, Span};
+
+use super::{lock, tally};
+
+/// All that run, and what those that have ended used.
+#[derive(Default)]
+pub(crate) struct Executions(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    running: BTreeMap<u64, Account>,
+    ended_cpu: Duration,
+}
+
+/// One that runs.
+struct Account {
+    program: Option<ProgramPid>,
+    /// The process below which all of its processes are, as the host numbers it, once that was looked for.
+    keeper: Option<i32>,
+    /// Processor time when it was last looked at.
+    cpu: Duration,
+}
+
+impl Account {
+    fn find_keeper(&mut self, first: i32) -> Option<i32> {
+        let program = || self.program.as_ref().and_then(ProgramPid::get);
+        self.keeper = self.keeper.or_else(|| tally::keeper_of(first, program()?));
+        self.keeper
+    }
+
+    /// What its own processes use. Nothing, where they cannot be told apart.
+    fn amount(&mut self, first: i32, limit: LimitKind) -> Option<u64> {
+        self.find_keeper(first).map(|keeper| amount_below(keeper, limit))
+    }
+
+    /// Never less than before: who has ended took its time with it.
+    fn count_cpu(&mut self, first: i32) -> Duration {
+        let now = self.find_keeper(first).map(|keeper| tally::below(keeper).cpu);
+        self.cpu = self.cpu.max(now.unwrap_or_default());
+        self.cpu
+    }
+}
+
+/// What a process and everything below it use of what there is a limit on.
+fn amount_below(pid: i32, limit: LimitKind) -> u64 {
+    match limit {
+        LimitKind::Memory => tally::below(pid).memory,
+        LimitKind::Processes => tally::below(pid).tasks,
+        LimitKind::Disk => tally::bytes_written(pid),
+        LimitKind::CpuRate
+        | LimitKind::CpuTime
+        | LimitKind::WallTime
+        | LimitKind::OpenFiles
+        | LimitKind::Output
+        | LimitKind::Fuel => 0,
+    }
+}
+
+impl Executions {
+    /// Notes one that has been started; answers its number.
+    pub(crate) fn begin(&self, program: Option<ProgramPid>) -> u64 {
+        let state = &mut *lock(&self.0);
+        state.next += 1;
+        let account = Account { program, keeper: None, cpu: Duration::ZERO };
+        state.running.insert(state.next, account);
+        state.next
+    }
+
+    /// Notes the end of one, and what its own processes used at the least. Idempotent.
+    pub(crate) fn end(&self, number: u64, cpu: Option<Span>) {
+        let state = &mut *lock(&self.0);
+        if let Some(account) = state.running.remove(&number) {
+            state.ended_cpu += account.cpu.max(cpu.map_or(Duration::ZERO, Duration::from));
+        }
+    }
+
+    /// Processor time that all but this one have used since the sandbox began, at the least: whoever is
+    /// charged with the rest of the sandbox's is charged with all of its own.
+    pub(crate) fn cpu_of_others(&self, first: i32, number: Option<u64>) -> Span {
+        let state = &mut *lock(&self.0);
+        let others = state.running.iter_mut().filter(|(other, _)| Some(**other) != number);
+        let running: Duration = others.map(|(_, account)| account.count_cpu(first)).sum();
+        (state.ended_cpu + running).into()
+    }
+
+    /// Whether no other one runs.
+    pub(crate) fn is_alone(&self, number: u64) -> bool {
+        lock(&self.0).running.keys().all(|other| *other == number)
+    }
+
+    /// Whether no other one uses more of what there is a limit on, and what those that have ended left does not
+    /// either: that may be about to go. Where none can be told apart it is the latest.
+    pub(crate) fn is_to_blame(&self, first: i32, number: u64, limit: LimitKind) -> bool {
+        let state = &mut *lock(&self.0);
+        let latest = state.running.keys().next_back().copied();
+        let amounts = state.running.iter_mut();
+        let known: BTreeMap<u64, u64> = amounts
+            .filter_map(|(at, account)| Some((*at, account.amount(first, limit)?)))
+            .collect();
+        let most = known.iter().map(|(at, amount)| (*amount, *at)).max();
+        let Some((amount, largest)) = most else { return latest == Some(number) };
+        // What was written is counted for whoever waited for the writer, long after its end.
+        let left = match limit == LimitKind::Disk {
+            true => 0,
+            false => amount_below(first, limit).saturating_sub(known.values().sum()),
+        };
+        largest == number && amount >= left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_execution_is_not_charged_for_what_others_used() {
+        let executions = Executions::default();
+        let (one, two) = (executions.begin(None), executions.begin(None));
+        assert!(!executions.is_alone(one));
+        executions.end(two, Some(Span::secs(3)));
+        executions.end(two, Some(Span::secs(3)));
+        assert!(executions.is_alone(one));
+        assert_eq!(executions.cpu_of_others(1, Some(one)), Span::secs(3));
+    }
+
+    #[test]
+    fn where_nothing_can_be_told_apart_the_latest_is_to_blame() {
+        let executions = Executions::default();
+        let (one, two) = (executions.begin(None), executions.begin(None));
+        assert!(executions.is_to_blame(1, two, LimitKind::Memory));
+        assert!(!executions.is_to_blame(1, one, LimitKind::Memory));
+        executions.end(two, None);
+        assert!(executions.is_to_blame(1, one, LimitKind::Memory));
+    }
+}
