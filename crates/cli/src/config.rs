@@ -17,6 +17,7 @@ use stockade_tools::ApprovalConfig;
 
 use crate::pools::PoolSetting;
 use crate::printer::Printer;
+use crate::toolchains::Choice;
 
 const READ: &str = "read the configuration";
 const SYSTEM: &str = "/etc/stockade/config.toml";
@@ -34,6 +35,8 @@ pub struct Settings {
     pub tenant: Option<TenantName>,
     /// Limits of every sandbox.
     pub limits: Limits,
+    /// Which toolchains of the host are shown.
+    pub toolchain: Option<Choice>,
     /// Where journal and leases live.
     state_dir: Option<PathBuf>,
     /// What each tenant may use at once.
@@ -193,6 +196,7 @@ impl Settings {
             boundaries: self.boundaries.or(earlier.boundaries),
             tenant: self.tenant.or(earlier.tenant),
             limits: self.limits.or(earlier.limits),
+            toolchain: self.toolchain.or(earlier.toolchain),
             state_dir: self.state_dir.or(earlier.state_dir),
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
@@ -284,7 +288,7 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
 /// One variable and where its value goes.
 type Variable = (&'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const VARIABLES: [Variable; 12] = [
+const VARIABLES: [Variable; 13] = [
     ("BACKEND", |to, given| set(&mut to.backend, given)),
     ("BOUNDARIES", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
@@ -292,6 +296,7 @@ const VARIABLES: [Variable; 12] = [
         Ok(())
     }),
     ("TENANT", |to, given| set(&mut to.tenant, given)),
+    ("TOOLCHAIN", |to, given| set(&mut to.toolchain, given)),
     ("STATE_DIR", |to, given| {
         let dir = std::path::absolute(given).map_err(|error| error.to_string())?;
         to.state_dir = Some(dir);

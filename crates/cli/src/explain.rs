@@ -2,7 +2,11 @@
 
 use clap::Args;
 use serde::Serialize;
-use stockade_core::{Enforcement, Result, admit};
+use stockade_backends::landlock;
+use stockade_core::{
+    Capabilities, Enforcement, Feature, Image, Result, SandboxSpec, Support, WORKSPACE_ROOT,
+    Workspace, WorkspaceAt, admit,
+};
 use stockade_engine::{Choice, Selection};
 
 use crate::args::SpecArgs;
@@ -11,6 +15,7 @@ use crate::detect::MEASURING;
 use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};
+use crate::toolchains::{Found, Packages};
 use crate::wasm;
 
 /// The flags of `run`.
@@ -29,6 +34,17 @@ struct Explanation {
     #[serde(flatten)]
     selection: Selection,
     limits: Vec<Enforcement>,
+    toolchains: Vec<Found>,
+    workspace: WorkspacePath,
+}
+
+/// Where the workspace would appear.
+#[derive(Debug, Serialize)]
+struct WorkspacePath {
+    path: String,
+    /// Why not at its own path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 /// Shows the choice; ends as `run` would if nobody can do it.
@@ -40,6 +56,7 @@ pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
     if !args.command.is_empty() {
         wasm::recognise(&mut spec, &mut args.command.command()?)?;
     }
+    let toolchains = args.spec.add_toolchains(Packages::InHome, &mut spec, &settings)?;
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
     let taken = match &selection.chosen {
@@ -47,9 +64,10 @@ pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
         None => None,
     };
     engine.close().await?;
+    let workspace = workspace_path(&spec, taken.as_ref());
     let admitted = taken.and_then(|capabilities| admit(&spec, &capabilities).ok());
     let limits = admitted.map(|admitted| admitted.enforcement().to_vec()).unwrap_or_default();
-    let explanation = Explanation { selection, limits };
+    let explanation = Explanation { selection, limits, toolchains, workspace };
     if printer.is_json() {
         printer.json(&explanation);
     } else {
@@ -79,6 +97,13 @@ impl Explanation {
             text.push('\n');
             text += &limits(&self.limits).render(printer);
         }
+        let WorkspacePath { path, reason } = &self.workspace;
+        let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        text += &format!("\nWORKSPACE  {path}{reason}\n");
+        if !self.toolchains.is_empty() {
+            text.push('\n');
+            text += &toolchains(&self.toolchains).render(printer);
+        }
         text
     }
 }
@@ -92,6 +117,43 @@ fn why(choice: &Choice) -> Vec<String> {
         [format!("{what}: {}", refusal.reason), format!("remedy: {}", refusal.remedy)]
     });
     told.collect()
+}
+
+/// Where the workspace appears on the backend that is taken.
+fn workspace_path(spec: &SandboxSpec, taken: Option<&Capabilities>) -> WorkspacePath {
+    let usual = |reason: Option<String>| WorkspacePath { path: WORKSPACE_ROOT.into(), reason };
+    let own = match &spec.workspace {
+        Workspace::Local(dir) => dir.to_string(),
+        Workspace::Overlay(layers) => layers.lower.to_string(),
+        Workspace::Ephemeral => spec.workspace_dir().to_owned(),
+    };
+    let Some(at) = &spec.workspace_at else {
+        let at = own.parse().ok().map(|path| WorkspaceAt { path, required: false });
+        let problem = at.and_then(|at| at.problem()).map(|problem| format!("`{own}` {problem}"));
+        return usual(problem.filter(|_| spec.image == Image::Host));
+    };
+    let Some(taken) = taken else { return usual(None) };
+    let Support::Missing { reason, .. } = taken.support(Feature::WorkspacePath) else {
+        return WorkspacePath { path: at.path.to_string(), reason: None };
+    };
+    match taken.backend == landlock::NAME {
+        true => WorkspacePath { path: own, reason: None },
+        false => usual(Some(reason)),
+    }
+}
+
+fn toolchains(all: &[Found]) -> Table<3> {
+    let mut table = Table::new(["TOOLCHAIN", "SHOWN", "NOT SHOWN"]);
+    for found in all {
+        let left_out = found.left_out.iter();
+        let left_out = left_out.map(|out| format!("{}: {}", out.path.display(), out.reason));
+        let shown = match found.shown.is_empty() {
+            true => vec!["with the host's system directories".to_owned()],
+            false => found.shown.clone(),
+        };
+        table.row([Cell::plain(found.name), Cell::lines(shown), Cell::lines(left_out.collect())]);
+    }
+    table
 }
 
 fn limits(all: &[Enforcement]) -> Table<4> {

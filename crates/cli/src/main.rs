@@ -29,6 +29,7 @@ mod table;
 #[cfg(feature = "tck")]
 mod tck;
 mod terminal;
+mod toolchains;
 mod umask;
 mod usage;
 mod views;

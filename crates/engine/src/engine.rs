@@ -423,6 +423,7 @@ impl Inner {
             limits: order.admitted.enforcement().to_vec(),
             without: spec.without.clone(),
             labels: spec.labels.clone(),
+            trees: spec.trees.iter().map(|tree| tree.part_of.clone()).collect(),
             engine: Some(self.engine_id()?),
         };
         self.record(started).await?;
