@@ -9,12 +9,14 @@ use clap::Args;
 use stockade_core::{
     BackendChoice, Boundary, Bytes, EgressRule, Error, ErrorCode, Feature, HostPath, Image,
     ImageName, Limits, Millicores, Mount, NameError, Network, Result, RootMode, SandboxPath,
-    SandboxSpec, Span, TenantName, User, Workspace,
+    SandboxSpec, Span, TenantName, User, Workspace, WorkspaceAt,
 };
 
 use crate::caller;
 use crate::config::Settings;
 use crate::env;
+use crate::registry;
+use crate::toolchains::{self, Choice, Found, Packages};
 use crate::views::{GitArg, Handle, Wanted};
 use crate::workspace::{self, Asked};
 
@@ -70,6 +72,9 @@ pub struct PlaceArgs {
     /// Let a further directory or file of the host appear, read-only unless `rw` is said.
     #[arg(short = 'v', long = "mount", alias = "volume", value_name = "SRC:DST[:ro|rw]")]
     pub mounts: Vec<MountArg>,
+    /// Let the workspace appear at this path as well. [default: its own on the host's root, if that is free]
+    #[arg(long, value_name = "PATH")]
+    pub workspace_at: Option<SandboxPath>,
     /// Where the command starts; the workspace unless told otherwise.
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<SandboxPath>,
@@ -90,6 +95,10 @@ pub struct SurroundingArgs {
     /// Set the variables that a file lists, one K=V on each line.
     #[arg(long, value_name = "FILE")]
     pub env_file: Vec<PathBuf>,
+    /// Show toolchains of the host that PATH leads to, read-only and without credentials: auto, none, or some
+    /// of rust, node, python, go, java and others. [default: auto on the host's root]
+    #[arg(long, value_name = "auto|none|NAME[,NAME…]")]
+    pub toolchain: Option<Choice>,
     /// Run as this user and group, in numbers.
     #[arg(short, long, value_name = "UID[:GID]")]
     pub user: Option<User>,
@@ -208,6 +217,7 @@ impl SpecArgs {
             image: self.image.resolve()?,
             root: if self.writable_root { RootMode::CopyOnWrite } else { RootMode::ReadOnly },
             workspace,
+            workspace_at: self.workspace_at(wanted),
             read_only: place.read_only,
             mounts: place.mounts.iter().map(MountArg::resolve).collect::<Result<_>>()?,
             env: env::gather(&around.env_file, &around.env)?,
@@ -218,6 +228,7 @@ impl SpecArgs {
             limits: self.limits.limits().or(settings.limits),
             strict: self.limits.strict || settings.strict.unwrap_or(false),
             tenant: around.tenant.clone().or(settings.tenant.clone()).unwrap_or_default(),
+            trees: Vec::new(),
             labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
             without: around.without.iter().copied().collect(),
         };
@@ -233,6 +244,38 @@ impl SpecArgs {
         }
         workspace::check_views(&spec, settings)?;
         Ok(spec)
+    }
+}
+
+impl SpecArgs {
+    /// Where the workspace appears: where the flag says, or at its own path on the host's root.
+    fn workspace_at(&self, wanted: &Wanted) -> Option<WorkspaceAt> {
+        if let Some(path) = &self.place.workspace_at {
+            return Some(WorkspaceAt { path: path.clone(), required: true });
+        }
+        let (ImageArg::Host, Wanted::Plain(Workspace::Local(own)) | Wanted::View(own)) =
+            (&self.image, wanted)
+        else {
+            return None;
+        };
+        let at = WorkspaceAt { path: own.to_string().parse().ok()?, required: false };
+        at.problem().is_none().then_some(at)
+    }
+
+    /// Adds the caller's toolchains to a spec that is otherwise complete.
+    pub fn add_toolchains(
+        &self,
+        packages: Packages,
+        spec: &mut SandboxSpec,
+        settings: &Settings,
+    ) -> Result<Vec<Found>> {
+        let chosen = self.surroundings.toolchain.as_ref().or(settings.toolchain.as_ref());
+        let choice = match chosen {
+            Some(choice) => choice.clone(),
+            None if registry::shows_trees(&spec.backend) => Choice::Auto,
+            None => Choice::None,
+        };
+        toolchains::add(&choice, packages, spec, &settings.engine()?)
     }
 }
 

@@ -170,7 +170,8 @@ fn details(job: &Job) -> Table<2> {
         add("command", vec![line(command)]);
         add("workspace", vec![workspace_text(workspace)]);
     }
-    if let Event::Started { without, labels, .. } = &job.started.event {
+    if let Event::Started { without, labels, trees, .. } = &job.started.event {
+        add("shown", trees.iter().cloned().collect());
         add("without", without.iter().map(ToString::to_string).collect());
         add("labels", labels.iter().map(|(key, value)| format!("{key}={value}")).collect());
     }

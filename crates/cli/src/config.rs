@@ -17,6 +17,7 @@ use stockade_tools::ApprovalConfig;
 
 use crate::pools::PoolSetting;
 use crate::printer::Printer;
+use crate::toolchains::Choice;
 
 const READ: &str = "read the configuration";
 const SYSTEM: &str = "/etc/stockade/config.toml";
@@ -69,6 +70,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Whether a limit that is named and can only be watched is refused.
     pub strict: Option<bool>,
+    /// Which toolchains of the host are shown.
+    pub toolchain: Option<Choice>,
     /// Where journal and leases live.
     state_dir: Option<PathBuf>,
     /// What each tenant may use at once.
@@ -229,6 +232,7 @@ impl Settings {
             tenant: self.tenant.or(earlier.tenant),
             limits: self.limits.or(earlier.limits),
             strict: self.strict.or(earlier.strict),
+            toolchain: self.toolchain.or(earlier.toolchain),
             state_dir: self.state_dir.or(earlier.state_dir),
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
@@ -325,7 +329,7 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
 /// One variable, the key of a file that means the same, and where its value goes.
 type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const VARIABLES: [Variable; 13] = [
+const VARIABLES: [Variable; 14] = [
     ("BACKEND", "backend", |to, given| set(&mut to.backend, given)),
     ("BOUNDARIES", "boundaries", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
@@ -333,6 +337,7 @@ const VARIABLES: [Variable; 13] = [
         Ok(())
     }),
     ("TENANT", "tenant", |to, given| set(&mut to.tenant, given)),
+    ("TOOLCHAIN", "toolchain", |to, given| set(&mut to.toolchain, given)),
     ("STATE_DIR", "stateDir", |to, given| {
         let dir = std::path::absolute(given).map_err(|error| error.to_string())?;
         to.state_dir = Some(dir);

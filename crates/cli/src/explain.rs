@@ -2,7 +2,11 @@
 
 use clap::Args;
 use serde::Serialize;
-use stockade_core::{Capabilities, Enforcement, Feature, Network, Result, Support, admit};
+use stockade_backends::landlock;
+use stockade_core::{
+    Capabilities, Enforcement, Feature, Image, Network, Result, SandboxSpec, Support,
+    WORKSPACE_ROOT, Workspace, WorkspaceAt, admit,
+};
 use stockade_engine::{Choice, Selection};
 
 use crate::args::SpecArgs;
@@ -12,6 +16,7 @@ use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
 use crate::streams::Attachment;
 use crate::table::{Cell, Table};
+use crate::toolchains::{Found, Packages};
 use crate::wasm;
 
 /// Stands for the command where none is given.
@@ -36,6 +41,17 @@ struct Explanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<NetworkChoice>,
     limits: Vec<Enforcement>,
+    toolchains: Vec<Found>,
+    workspace: WorkspacePath,
+}
+
+/// Where the workspace would appear.
+#[derive(Debug, Serialize)]
+struct WorkspacePath {
+    path: String,
+    /// Why not at its own path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 /// What could be reached, and why that.
@@ -56,6 +72,7 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let mut command = args.command.command(Attachment::of_streams(printer.is_json()))?;
     CommandArgs::adjust(&command, &mut spec);
     wasm::recognise(&mut spec, &mut command)?;
+    let toolchains = args.spec.add_toolchains(Packages::InHome, &mut spec, &settings)?;
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
     let taken = match &selection.chosen {
@@ -63,13 +80,14 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
         None => None,
     };
     engine.close().await?;
+    let workspace = workspace_path(&spec, taken.as_ref());
     let admitted = taken.and_then(|taken| Some((admit(&spec, &taken).ok()?, taken)));
     let network = admitted.as_ref().map(|(admitted, taken)| {
         let policy = admitted.spec().network.clone();
         NetworkChoice { why: why_network(&spec.network, taken), policy }
     });
     let limits = admitted.map(|(admitted, _)| admitted.enforcement().to_vec()).unwrap_or_default();
-    let explanation = Explanation { selection, network, limits };
+    let explanation = Explanation { selection, network, limits, toolchains, workspace };
     if printer.is_json() {
         printer.json(&explanation);
     } else {
@@ -114,6 +132,13 @@ impl Explanation {
             text.push('\n');
             text += &limits(&self.limits).render(printer);
         }
+        let WorkspacePath { path, reason } = &self.workspace;
+        let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        text += &format!("\nWORKSPACE  {path}{reason}\n");
+        if !self.toolchains.is_empty() {
+            text.push('\n');
+            text += &toolchains(&self.toolchains).render(printer);
+        }
         text
     }
 }
@@ -137,6 +162,43 @@ fn why(choice: &Choice) -> Vec<String> {
         [format!("{what}: {}", refusal.reason), format!("remedy: {}", refusal.remedy)]
     });
     told.collect()
+}
+
+/// Where the workspace appears on the backend that is taken.
+fn workspace_path(spec: &SandboxSpec, taken: Option<&Capabilities>) -> WorkspacePath {
+    let usual = |reason: Option<String>| WorkspacePath { path: WORKSPACE_ROOT.into(), reason };
+    let own = match &spec.workspace {
+        Workspace::Local(dir) => dir.to_string(),
+        Workspace::Overlay(layers) => layers.lower.to_string(),
+        Workspace::Ephemeral => spec.workspace_dir().to_owned(),
+    };
+    let Some(at) = &spec.workspace_at else {
+        let at = own.parse().ok().map(|path| WorkspaceAt { path, required: false });
+        let problem = at.and_then(|at| at.problem()).map(|problem| format!("`{own}` {problem}"));
+        return usual(problem.filter(|_| spec.image == Image::Host));
+    };
+    let Some(taken) = taken else { return usual(None) };
+    let Support::Missing { reason, .. } = taken.support(Feature::WorkspacePath) else {
+        return WorkspacePath { path: at.path.to_string(), reason: None };
+    };
+    match taken.backend == landlock::NAME {
+        true => WorkspacePath { path: own, reason: None },
+        false => usual(Some(reason)),
+    }
+}
+
+fn toolchains(all: &[Found]) -> Table<3> {
+    let mut table = Table::new(["TOOLCHAIN", "SHOWN", "NOT SHOWN"]);
+    for found in all {
+        let left_out = found.left_out.iter();
+        let left_out = left_out.map(|out| format!("{}: {}", out.path.display(), out.reason));
+        let shown = match found.shown.is_empty() {
+            true => vec!["with the host's system directories".to_owned()],
+            false => found.shown.clone(),
+        };
+        table.row([Cell::plain(found.name), Cell::lines(shown), Cell::lines(left_out.collect())]);
+    }
+    table
 }
 
 fn limits(all: &[Enforcement]) -> Table<4> {

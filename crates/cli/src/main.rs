@@ -34,6 +34,7 @@ mod table;
 #[cfg(feature = "tck")]
 mod tck;
 mod terminal;
+mod toolchains;
 mod umask;
 mod usage;
 mod views;

@@ -23,9 +23,10 @@ use crate::args::SpecArgs;
 use crate::asking::AtTerminal;
 use crate::config::Settings;
 use crate::interrupts::{self, Interrupts};
-use crate::pools;
+use crate::pools::{self, PoolSetting};
 use crate::printer::Printer;
 use crate::registry;
+use crate::toolchains::Packages;
 use crate::views;
 
 const OPERATION: &str = "mcp";
@@ -79,7 +80,13 @@ struct HttpArgs {
 pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let settings = wanted.settings(printer)?.settings;
-    let spec = args.spec.spec(&wanted, &settings)?;
+    let mut spec = args.spec.spec(&wanted, &settings)?;
+    let mut pools = settings.pools().to_vec();
+    if !args.local {
+        for spec in pools.iter_mut().filter_map(PoolSetting::own_spec).chain([&mut spec]) {
+            args.spec.add_toolchains(Packages::InHome, spec, &settings)?;
+        }
+    }
     let local =
         if args.local { Some(without_walls(&args.spec, spec.clone()).await?) } else { None };
     let door = args.http.door().await?;
@@ -89,7 +96,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     let views = views::source(&wanted, &spec, &engine, &settings).await?;
-    pools::open(settings.pools(), &spec, &engine, printer).await?;
+    pools::open(&pools, &spec, &engine, printer).await?;
     let options = ToolboxOptions {
         views: views.clone(),
         quota: Quota::new(args.max_sandboxes),

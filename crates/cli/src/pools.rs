@@ -24,6 +24,11 @@ pub struct PoolSetting {
 }
 
 impl PoolSetting {
+    /// Its spec, if it has one of its own.
+    pub fn own_spec(&mut self) -> Option<&mut SandboxSpec> {
+        self.spec.as_mut()
+    }
+
     fn pool(&self, usual: &SandboxSpec) -> PoolSpec {
         let standard = PoolSpec::of(self.spec.clone().unwrap_or_else(|| usual.clone()));
         let maximum = self.maximum.unwrap_or(standard.maximum.max(self.minimum.unwrap_or(0)));

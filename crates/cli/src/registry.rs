@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_backends::docker::{Docker, Progress};
-use stockade_backends::gvisor::Gvisor;
-use stockade_backends::landlock::Landlock;
+use stockade_backends::docker::{self, Docker, Progress};
+use stockade_backends::gvisor::{self, Gvisor};
+use stockade_backends::landlock::{self, Landlock};
 use stockade_backends::microvm::{self, Microvm};
 use stockade_backends::mock::{self, Mock, Script, Step};
-use stockade_backends::native::Native;
+use stockade_backends::native::{self, Native};
 use stockade_backends::ssh::Ssh;
 #[cfg(feature = "wasm")]
 use stockade_backends::wasm::{self, Wasm, Worker};
@@ -109,6 +109,16 @@ pub const WASM: BackendName = BackendName::literal("wasm");
 /// Whether the programs of one are WebAssembly, which the kit has to know.
 pub fn runs_wasm(name: &BackendName) -> bool {
     *name == WASM
+}
+
+/// Whether programs of this host may run there, so that its toolchains are worth looking for.
+pub fn shows_trees(choice: &BackendChoice) -> bool {
+    match choice {
+        BackendChoice::Auto => true,
+        BackendChoice::Named(name) => {
+            [native::NAME, docker::NAME, gvisor::NAME, landlock::NAME].contains(name)
+        }
+    }
 }
 
 /// Whether the sandboxes of one have namespaces of their own, which the kit has to know.

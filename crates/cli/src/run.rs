@@ -2,7 +2,9 @@
 
 use clap::Args;
 use stockade_backends::native::Native;
-use stockade_core::{Command, Feature, Result, SandboxSpec, Signal, SnapshotId};
+use stockade_core::{
+    Command, Ending, Feature, Result, SandboxSpec, Signal, SnapshotId, StartFailure,
+};
 use stockade_engine::{Engine, Execution, Subscription};
 
 use crate::args::SpecArgs;
@@ -18,8 +20,12 @@ use crate::reasons::watched;
 use crate::registry::{self, Isolation};
 use crate::streams::Attachment;
 use crate::terminal::{self, Raw};
+use crate::toolchains::{self, Packages};
 use crate::views::{self, Settled, Taken, review};
 use crate::wasm;
+
+/// The exit code of a program that is not there.
+const NOT_FOUND: i32 = 127;
 
 /// What to run and in what.
 #[derive(Debug, Args)]
@@ -86,6 +92,8 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
     wasm::recognise(&mut spec, &mut command)?;
+    let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
+    args.spec.add_toolchains(packages, &mut spec, settings)?;
     if printer.is_json() {
         capture::check(&spec, &command)?;
     }
@@ -215,6 +223,7 @@ impl Session {
         let settled = settle(self.view.take()).await;
         let code = conclude(end?, output, &mut self.interrupts, printer).await?;
         released?;
+        self.tell_where_program_is(code, printer).await;
         match settled? {
             Some(settled) if ask => {
                 let own = review::review(settled, &mut self.interrupts, printer).await?;
@@ -225,6 +234,18 @@ impl Session {
                 Ok(code)
             }
             None => Ok(code),
+        }
+    }
+
+    /// A program that is not inside but on the host is shown by a flag, which is named.
+    async fn tell_where_program_is(&self, code: i32, printer: &Printer) {
+        if code != NOT_FOUND {
+            return;
+        }
+        let outcome = self.execution.outcome().await;
+        let missing = matches!(outcome.ending, Ending::StartFailed(StartFailure::NotFound(_)));
+        if let Some(line) = missing.then(|| toolchains::missing_program(&self.command)).flatten() {
+            printer.note(&line);
         }
     }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::secrets::looks_secret;
 use crate::{
     BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
-    Limits, Network, RootMode, SandboxSpec, Span, Support, Workspace,
+    Limits, Network, RootMode, SandboxSpec, Span, Support, Workspace, WorkspaceAt,
 };
 
 /// One thing that cannot be honoured.
@@ -203,14 +203,20 @@ fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
         .zeroes()
         .map(|kind| wrong_field(&format!("limits.{kind}"), "is zero", "give it a positive value"))
         .collect();
-    for (at, mount) in spec.mounts.iter().enumerate() {
-        let field = format!("mounts[{at}].target");
+    for (at, mount) in spec.all_mounts().enumerate() {
+        let field = match at.checked_sub(spec.mounts.len()) {
+            None => format!("mounts[{at}].target"),
+            Some(at) => format!("trees[{at}].mount.target"),
+        };
         if !mount.target.is_absolute() {
             refusals.push(wrong_field(&field, "is not absolute", "give the whole path"));
         }
-        if spec.mounts[..at].iter().any(|other| other.target == mount.target) {
+        if spec.all_mounts().take(at).any(|other| other.target == mount.target) {
             refusals.push(wrong_field(&field, "is named twice", "name each target once"));
         }
+    }
+    if let Some(problem) = spec.workspace_at.as_ref().and_then(WorkspaceAt::problem) {
+        refusals.push(wrong_field("workspaceAt", problem, "name another place"));
     }
     if let Workspace::Overlay(layers) = &spec.workspace
         && let Some((field, reason)) = layers.problem()

@@ -49,6 +49,8 @@ features! {
     EphemeralWorkspace "ephemeral-workspace" "An empty workspace that is gone with the sandbox."
     ReadOnlyWorkspace "read-only-workspace" "The workspace cannot be changed, whatever the guest does."
     ExtraMounts "extra-mounts" "Further host directories appear in the sandbox, read-only or writable."
+    HostTrees "host-trees" "Toolchains and git directories of the host appear in the sandbox at their own paths."
+    WorkspacePath "workspace-path" "The workspace appears at a path of the caller's choice as well."
     CopyOnWriteRoot "copy-on-write-root" "The root may be written to; the changes are gone with the sandbox."
     ChosenUser "chosen-user" "Everything in the sandbox runs as a user and group of the caller's choice."
     UserPerCommand "user-per-command" "A single command can run as another user than its sandbox's."

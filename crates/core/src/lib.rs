@@ -43,6 +43,8 @@ pub use name::{
 pub use network::{EgressRule, Network};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
-pub use spec::{BackendChoice, Image, Mount, RootMode, SandboxSpec, User, Workspace};
+pub use spec::{
+    BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
+};
 pub use text::{MAX_FOREIGN_CHARS, clean_foreign, is_unsafe_to_show};
 pub use units::{Bytes, Millicores, Span, UnitError};

@@ -15,8 +15,10 @@ impl SandboxSpec {
             image,
             root: _,
             workspace,
+            workspace_at,
             read_only: _,
             mounts,
+            trees,
             env: _,
             user: _,
             workdir: _,
@@ -31,7 +33,9 @@ impl SandboxSpec {
         let named = [
             ("image", image.is_on_the_host()),
             ("workspace", *workspace != Workspace::Ephemeral),
+            ("workspaceAt", workspace_at.is_some()),
             ("mounts", !mounts.is_empty()),
+            ("trees", !trees.is_empty()),
             ("network", matches!(network, Network::Egress(_))),
             ("without", !without.is_empty()),
         ];
@@ -49,7 +53,9 @@ impl SandboxSpec {
             spec.network = Network::default();
         }
         spec.workspace = Workspace::Ephemeral;
+        spec.workspace_at = None;
         spec.mounts.clear();
+        spec.trees.clear();
         spec.without.clear();
         spec
     }
@@ -80,7 +86,12 @@ mod tests {
                 r#"{"workspace": {"overlay": {"lower": "/", "upper": "/u", "work": "/w"}}}"#,
                 "workspace",
             ),
+            (r#"{"workspaceAt": {"path": "/home/me/x"}}"#, "workspaceAt"),
             (r#"{"mounts": [{"source": "/", "target": "/x", "readOnly": false}]}"#, "mounts"),
+            (
+                r#"{"trees": [{"partOf": "git", "mount": {"source": "/", "target": "/x"}}]}"#,
+                "trees",
+            ),
             (r#"{"network": {"egress": ["example.org"]}}"#, "network"),
             (r#"{"without": ["memory-limit"]}"#, "without"),
         ] {

@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::path::WORKSPACE_ROOT;
 use crate::{
     BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Layers, Limits, Network,
     SandboxPath, TenantName,
@@ -27,10 +29,16 @@ pub struct SandboxSpec {
     pub root: RootMode,
     /// The directory tree the work is about.
     pub workspace: Workspace,
+    /// Where the workspace appears besides `/workspace`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace_at: Option<WorkspaceAt>,
     /// Whether the workspace is read-only (C-20).
     pub read_only: bool,
     /// Further host directories.
     pub mounts: Vec<Mount>,
+    /// Trees of the host that a front end adds for the command's sake, such as its toolchains.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trees: Vec<HostTree>,
     /// The environment of every command. Nothing is inherited.
     pub env: BTreeMap<EnvName, String>,
     /// Whom commands run as. Absent: an unprivileged user of the backend's choice.
@@ -61,7 +69,17 @@ pub struct SandboxSpec {
 impl SandboxSpec {
     /// Whether anything of the host can be written to: the workspace, or a further mount.
     pub fn writes_to_host(&self) -> bool {
-        self.writes_to_host_workspace() || self.mounts.iter().any(|mount| !mount.read_only)
+        self.writes_to_host_workspace() || self.all_mounts().any(|mount| !mount.read_only)
+    }
+
+    /// Where commands find the workspace, on a backend that can choose.
+    pub fn workspace_dir(&self) -> &str {
+        self.workspace_at.as_ref().map_or(WORKSPACE_ROOT, |at| at.path.as_str())
+    }
+
+    /// Every mount: those that were asked for, then the trees. For backends that can mount.
+    pub fn all_mounts(&self) -> impl Iterator<Item = &Mount> {
+        self.mounts.iter().chain(self.trees.iter().map(|tree| &tree.mount))
     }
 
     pub(crate) fn writes_to_host_workspace(&self) -> bool {
@@ -121,6 +139,64 @@ pub enum Workspace {
     Overlay(Layers),
 }
 
+/// A path at which the workspace appears, such as its own on the host, so that what notes its own path works
+/// inside as outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkspaceAt {
+    /// Absolute, and in no directory that the sandbox has of its own.
+    pub path: SandboxPath,
+    /// Whether a backend that has the workspace at `/workspace` alone is refused.
+    #[serde(default)]
+    pub required: bool,
+}
+
+/// Directories that belong to the sandbox's own root, or to the kernel.
+const RESERVED: [&str; 19] = [
+    "/proc",
+    "/sys",
+    "/dev",
+    "/run",
+    "/tmp",
+    "/var/tmp",
+    "/etc",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/boot",
+    "/nix",
+    "/gnu",
+    "/home/sandbox",
+    "/workspace",
+];
+
+impl WorkspaceAt {
+    /// Why a workspace cannot appear there; none if it can.
+    pub fn problem(&self) -> Option<String> {
+        let path = Path::new(self.path.as_str());
+        if path == Path::new(WORKSPACE_ROOT) {
+            return None;
+        }
+        if !is_normal(self.path.as_str()) {
+            return Some("is not a plain absolute path".into());
+        }
+        let own =
+            |reserved: &str| path.starts_with(reserved) || Path::new(reserved).starts_with(path);
+        let reserved = RESERVED.into_iter().find(|reserved| own(reserved))?;
+        Some(format!("lies in or above `{reserved}`, which is the sandbox's own"))
+    }
+}
+
+/// Absolute and without anything that another spelling leaves out.
+fn is_normal(path: &str) -> bool {
+    let mut parts = path.split('/');
+    parts.next() == Some("") && path.len() > 1 && parts.all(|part| !matches!(part, "" | "." | ".."))
+}
+
 /// One further host directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -132,6 +208,27 @@ pub struct Mount {
     /// Whether it is read-only. It is unless told otherwise.
     #[serde(default = "yes")]
     pub read_only: bool,
+}
+
+/// A tree of the host that belongs to something the command may need. Unlike a mount it is left out where
+/// the backend cannot show it, unless it is required.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostTree {
+    /// What it belongs to: `rust`, `git`.
+    pub part_of: String,
+    /// What is shown and where.
+    pub mount: Mount,
+    /// Whether a backend that cannot show it is refused.
+    #[serde(default)]
+    pub required: bool,
+}
+
+impl HostTree {
+    /// Whether it appears where it lies on the host.
+    pub fn keeps_its_path(&self) -> bool {
+        self.mount.source.as_path() == Path::new(self.mount.target.as_str())
+    }
 }
 
 fn yes() -> bool {
@@ -168,6 +265,9 @@ impl SandboxSpec {
         when(self.root == RootMode::CopyOnWrite, Feature::CopyOnWriteRoot, "root");
         when(self.read_only, Feature::ReadOnlyWorkspace, "readOnly");
         when(!self.mounts.is_empty(), Feature::ExtraMounts, "mounts");
+        when(self.trees.iter().any(|tree| tree.required), Feature::HostTrees, "trees");
+        let placed = self.workspace_at.as_ref().is_some_and(|at| at.required);
+        when(placed, Feature::WorkspacePath, "workspaceAt");
         when(self.user.is_some(), Feature::ChosenUser, "user");
         when(self.network == Network::Loopback, Feature::LoopbackNetwork, "network");
         when(matches!(self.network, Network::Egress(_)), Feature::EgressAllowlist, "network");
@@ -308,6 +408,20 @@ mod tests {
         assert_eq!(spec, SandboxSpec::default());
         assert_eq!(spec.network, Network::Auto);
         assert!(spec.env.is_empty());
+    }
+
+    #[test]
+    fn a_workspace_appears_in_no_directory_of_the_sandboxs_own() {
+        let problem =
+            |path: &str| WorkspaceAt { path: path.parse().unwrap(), required: true }.problem();
+        for fine in ["/workspace", "/home/me/project", "/srv/a b", "/root/x", "/usrlocal"] {
+            assert_eq!(problem(fine), None, "{fine}");
+        }
+        for wrong in
+            ["/", "/tmp/x", "/usr", "/home", "/var", "/etc/x", "/workspace/x", "/a//b", "a"]
+        {
+            assert!(problem(wrong).is_some(), "{wrong}");
+        }
     }
 
     #[test]

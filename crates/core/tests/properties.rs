@@ -74,6 +74,14 @@ fn mount() -> impl Strategy<Value = Mount> {
     })
 }
 
+fn tree() -> impl Strategy<Value = HostTree> {
+    (mount(), any::<bool>()).prop_map(|(mount, required)| HostTree {
+        part_of: "test".into(),
+        mount,
+        required,
+    })
+}
+
 fn spec() -> impl Strategy<Value = SandboxSpec> {
     let place = (
         image(),
@@ -83,6 +91,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         select(vec![RootMode::ReadOnly, RootMode::CopyOnWrite]),
         subsequence(Boundary::ALL.to_vec(), 0..3),
         any::<bool>(),
+        vec(tree(), 0..2),
     );
     let people = (
         btree_map("[A-Z_]{1,6}".prop_map(|name| name.parse().unwrap()), ".{0,8}", 0..3),
@@ -98,8 +107,10 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         image: place.0,
         root: place.4,
         workspace: place.1,
+        workspace_at: None,
         read_only: place.2,
         mounts: place.3,
+        trees: place.7,
         env: people.0,
         user: people.1,
         workdir: people.2,

@@ -431,6 +431,7 @@ impl Inner {
             limits: order.admitted.enforcement_for(command),
             without: spec.without.clone(),
             labels: spec.labels.clone(),
+            trees: spec.trees.iter().map(|tree| tree.part_of.clone()).collect(),
             engine: Some(self.engine_id()?),
         };
         self.record(started).await?;

@@ -121,6 +121,8 @@ fn views(spec: &SandboxSpec) -> Vec<View<'_>> {
     views.extend(
         mounts.map(|(at, mount)| view(&format!("mounts[{at}].source"), &mount.source, false)),
     );
+    let trees = spec.trees.iter().enumerate();
+    views.extend(trees.map(|(at, tree)| view(&format!("trees[{at}]"), &tree.mount.source, false)));
     match &spec.image {
         Image::Directory(path) => views.push(view("image", path, false)),
         // Files of these are read by the backend; none of them is shown as it lies on the host.

@@ -24,6 +24,8 @@ pub struct LaunchPlan {
     pub read_only: bool,
     /// Where the workspace appears inside; absolute and normal.
     pub workspace_target: PathBuf,
+    /// A second path at which the workspace appears, with whatever is mounted in it.
+    pub workspace_alias: Option<PathBuf>,
     /// Further mounts.
     pub mounts: Vec<Mount>,
     /// Further device nodes, by their names in the host's `/dev`, that it is trusted with.
@@ -48,6 +50,13 @@ pub struct LaunchPlan {
     pub without_landlock: bool,
 }
 
+impl LaunchPlan {
+    /// Every path at which the workspace appears.
+    pub(crate) fn workspace_paths(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.workspace_target).chain(&self.workspace_alias)
+    }
+}
+
 impl Default for LaunchPlan {
     fn default() -> Self {
         LaunchPlan {
@@ -58,6 +67,7 @@ impl Default for LaunchPlan {
             workspace: Workspace::Ephemeral { bytes: 64 << 20 },
             read_only: false,
             workspace_target: PathBuf::from("/workspace"),
+            workspace_alias: None,
             mounts: Vec::new(),
             devices: Vec::new(),
             uid: 1000,

@@ -116,6 +116,8 @@ fn mount_all(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     let private = scratch::set_up(&staged, b.plan.tmp_bytes)?;
     sources::workspace(&staged, b.plan, b.sources)?;
     sources::mounts(&staged, b.plan, b.sources, When::BeforeProc)?;
+    // After the mounts, which may lie in it.
+    sources::workspace_alias(&staged, b.plan)?;
     proc::terminals(&staged)?;
     proc::set_up(&staged, b.masks)?;
     sources::mounts(&staged, b.plan, b.sources, When::InProc)?;
@@ -137,7 +139,7 @@ fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
         places.push(PathBuf::from("/"));
     }
     if !plan.read_only {
-        places.push(plan.workspace_target.clone());
+        places.extend(plan.workspace_paths().cloned());
     }
     let extra = plan.mounts.iter().filter(|mount| !mount.read_only);
     places.extend(extra.map(|mount| mount.target.clone()));
@@ -145,7 +147,7 @@ fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
-    let mut deep: Vec<&Path> = vec![&b.plan.workspace_target];
+    let mut deep: Vec<&Path> = b.plan.workspace_paths().map(PathBuf::as_path).collect();
     deep.extend(b.plan.mounts.iter().map(|mount| mount.target.as_path()));
     deep.extend(b.template.mounts.iter().map(PathBuf::as_path));
     let mut mounts = vec!["/", "/proc", "/dev/pts"];

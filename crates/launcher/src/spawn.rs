@@ -183,7 +183,7 @@ impl Workshop {
 /// What of a plan can be refused without looking at the host.
 fn check(plan: &LaunchPlan, ground: &Ground) -> Result<(), Failure> {
     let targets = plan.mounts.iter().map(|mount| &mount.target);
-    for target in targets.chain([&plan.workspace_target]) {
+    for target in targets.chain(plan.workspace_paths()) {
         if !is_normal(target) {
             let detail = format!("{} is not a plain absolute path", name(target));
             return Err(Failure::without_errno(Wall::Request, detail));

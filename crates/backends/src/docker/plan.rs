@@ -1,7 +1,7 @@
 //! From an admitted spec to the container that is asked for. Everything that the engine would leave
 //! open is said outright: what it does by default differs from one to the next.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -58,7 +58,8 @@ pub(super) fn body(
     let apart = engine.runtime.is_some().then_some("--apart");
     let mut host = host_config(admitted, engine, image, user)?;
     inert::cover_volumes(&mut host, &image.volumes)?;
-    let agent = apart.into_iter().chain(["0,1", WORKSPACE_ROOT, id.as_str()]).map(str::to_owned);
+    let agent =
+        apart.into_iter().chain(["0,1", workspace_dir(spec), id.as_str()]).map(str::to_owned);
     Ok(ContainerCreateBody {
         hostname: Some(id.to_string()),
         user: Some(user.to_string()),
@@ -203,13 +204,23 @@ fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
     }
     if let Workspace::Local(path) = &spec.workspace {
         let path = directory(&NAME, "workspace", path)?;
-        mounts.push(bind(&path, WORKSPACE_ROOT, spec.read_only)?);
+        for target in BTreeSet::from([WORKSPACE_ROOT, workspace_dir(spec)]) {
+            mounts.push(bind(&path, target, spec.read_only)?);
+        }
     }
-    for mount in &spec.mounts {
+    for mount in spec.all_mounts() {
         let source = resolve(&NAME, "mounts", &mount.source)?;
         mounts.push(bind(&source, mount.target.as_str(), mount.read_only)?);
     }
     Ok(mounts)
+}
+
+/// Where the agent finds the workspace: one that is in memory has one place only.
+fn workspace_dir(spec: &SandboxSpec) -> &str {
+    match &spec.workspace {
+        Workspace::Local(_) => spec.workspace_dir(),
+        Workspace::Ephemeral | Workspace::Overlay(_) => WORKSPACE_ROOT,
+    }
 }
 
 fn bind(source: &Path, target: &str, read_only: bool) -> Result<Mount> {

@@ -12,7 +12,7 @@ use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
 /// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 22] = [
+const WALLS: [(Feature, &str); 24] = [
     (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "the container's mounts, with a read-only root"),
     (Feature::ProcessIsolation, "the container's process namespace"),
@@ -27,6 +27,8 @@ const WALLS: [(Feature, &str); 22] = [
     (Feature::EphemeralWorkspace, "a sized file system in memory"),
     (Feature::ReadOnlyWorkspace, "read-only mount"),
     (Feature::ExtraMounts, "mount"),
+    (Feature::HostTrees, "mount"),
+    (Feature::WorkspacePath, "mount"),
     (Feature::ChosenUser, "the container's user"),
     (Feature::WallTimeLimit, "the engine's timer"),
     (Feature::OutputLimit, "the engine's count"),

@@ -11,7 +11,7 @@ use oci_spec::runtime::{
     PosixRlimitBuilder, PosixRlimitType, Process, ProcessBuilder, RootBuilder, Spec, SpecBuilder,
     UserBuilder,
 };
-use stockade_core::{SandboxId, User, WORKSPACE_ROOT};
+use stockade_core::{SandboxId, User};
 use stockade_launcher::{Made, Rlimits};
 
 use super::bundle::AGENT;
@@ -40,13 +40,14 @@ fn spec(root: &Path, id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<S
         .version("1.0.2")
         .root(RootBuilder::default().path(root).readonly(true).build()?)
         .hostname(id.as_str())
-        .process(process(id, plan.user, rlimits)?)
+        .process(process(id, plan, rlimits)?)
         .mounts(mounts(plan)?)
         .linux(linux(plan)?)
         .build()
 }
 
-fn process(id: &SandboxId, user: User, rlimits: &Rlimits) -> Result<Process> {
+fn process(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Process> {
+    let User { uid, gid } = plan.user;
     let none = || std::collections::HashSet::new();
     let mut capabilities = LinuxCapabilities::default();
     capabilities.set_bounding(Some(none()));
@@ -56,8 +57,8 @@ fn process(id: &SandboxId, user: User, rlimits: &Rlimits) -> Result<Process> {
     capabilities.set_ambient(Some(none()));
     ProcessBuilder::default()
         .terminal(false)
-        .user(UserBuilder::default().uid(user.uid).gid(user.gid).build()?)
-        .args([AGENT, "--apart", "0,1", WORKSPACE_ROOT, id.as_str()].map(String::from))
+        .user(UserBuilder::default().uid(uid).gid(gid).build()?)
+        .args([AGENT, "--apart", "0,1", plan.workspace_dir.as_str(), id.as_str()].map(String::from))
         .env(Vec::new())
         .cwd("/")
         .capabilities(capabilities)

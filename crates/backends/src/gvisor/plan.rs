@@ -1,6 +1,7 @@
 //! From an admitted spec to what the guest will see, as plain data. Host paths are resolved here, so
 //! that what is mounted is what the caller meant.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ pub(super) struct Plan {
     pub binds: Vec<Bind>,
     /// Places in memory.
     pub places: Vec<Place>,
+    /// Where the agent finds the workspace.
+    pub workspace_dir: String,
     /// Whom everything inside runs as.
     pub user: User,
     /// Whom that user, and the root of the runtime's helpers, stand for on the host; absent where
@@ -64,15 +67,22 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
         read_only,
     };
     let mut places: Vec<_> = PRIVATE.into_iter().map(|private| place(private, false)).collect();
+    let mut workspace_dir = WORKSPACE_ROOT;
     match &spec.workspace {
-        Workspace::Local(path) => binds.insert(0, workspace(path, spec.read_only)?),
+        Workspace::Local(path) => {
+            workspace_dir = spec.workspace_dir();
+            for target in BTreeSet::from([WORKSPACE_ROOT, workspace_dir]) {
+                binds.insert(0, workspace(path, target, spec.read_only)?);
+            }
+        }
         // A copy-on-write one is not admitted on this backend.
         Workspace::Ephemeral | Workspace::Overlay(_) => {
             places.push(place((WORKSPACE_ROOT, 0o755), spec.read_only));
         }
     }
     let hosts = (!rootless).then(|| hosts(user, owner(&binds)));
-    Ok(Plan { pieces: pieces(&spec.image, user)?, binds, places, user, hosts })
+    let workspace_dir = workspace_dir.to_owned();
+    Ok(Plan { pieces: pieces(&spec.image, user)?, binds, places, workspace_dir, user, hosts })
 }
 
 /// Whom everything in the sandbox runs as. Without root there is only one user to be had, and it is
@@ -146,12 +156,12 @@ fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
             read_only: mount.read_only,
         })
     };
-    spec.mounts.iter().map(bind).collect()
+    spec.all_mounts().map(bind).collect()
 }
 
-fn workspace(path: &HostPath, read_only: bool) -> Result<Bind> {
+fn workspace(path: &HostPath, target: &str, read_only: bool) -> Result<Bind> {
     let source = directory(&NAME, "workspace", path)?;
-    Ok(Bind { source, target: WORKSPACE_ROOT.into(), read_only })
+    Ok(Bind { source, target: target.into(), read_only })
 }
 
 #[cfg(test)]

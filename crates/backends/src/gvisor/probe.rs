@@ -20,7 +20,7 @@ const NATIVE: &str = "use the native backend";
 const OTHER: &str = "choose a backend that has it";
 
 /// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 20] = [
+const WALLS: [(Feature, &str); 22] = [
     (Feature::FilesystemIsolation, "the Sentry's own file system, and a gofer for what is shown"),
     (Feature::ProcessIsolation, "the Sentry's own processes"),
     (Feature::NetworkIsolation, "the Sentry's own network stack with nothing but loopback"),
@@ -32,6 +32,8 @@ const WALLS: [(Feature, &str); 20] = [
     (Feature::EphemeralWorkspace, "a sized file system in the sandbox's memory"),
     (Feature::ReadOnlyWorkspace, "a read-only mount, on the gofer's side too"),
     (Feature::ExtraMounts, "mounts through the gofer"),
+    (Feature::HostTrees, "mounts through the gofer"),
+    (Feature::WorkspacePath, "mounts through the gofer"),
     (Feature::ProcessLimit, "RLIMIT_NPROC, counted by the Sentry for this sandbox alone"),
     (Feature::WallTimeLimit, "the engine's timer"),
     (Feature::OutputLimit, "the engine's count"),

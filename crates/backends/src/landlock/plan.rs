@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use stockade_core::{Admitted, Result, SandboxId, SandboxSpec, Workspace};
+use stockade_core::{Admitted, HostTree, Result, SandboxId, SandboxSpec, Workspace};
 use stockade_launcher::BarePlan;
 
 use super::NAME;
@@ -20,15 +20,37 @@ pub(super) fn plan(
     private: &Private,
     memory_is_held: bool,
 ) -> BarePlan {
+    let (readable, written) = trees(admitted.spec());
+    let own = [private.home(), private.temporary()];
     BarePlan {
         id: id.to_string(),
         workspace: workspace.unwrap_or_else(|| private.workspace()),
         read_only: admitted.spec().read_only,
+        readable,
         private: private.path().to_owned(),
-        writable: vec![private.home(), private.temporary()],
+        writable: own.into_iter().chain(written).collect(),
         cgroup: None,
         rlimits: per_process_raisable(admitted, memory_is_held),
     }
+}
+
+/// The trees that keep their own paths, those that may be read and those that may be written to. No other
+/// can be shown without a mount; one that is gone by now is left out like those.
+fn trees(spec: &SandboxSpec) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let kept = spec.trees.iter().filter(|tree| tree.keeps_its_path());
+    let there = kept.filter(|tree| tree.mount.source.as_path().exists());
+    let there: Vec<_> = there.collect();
+    // Rules add up: a part of a tree cannot be read-only where the tree is not.
+    let fixed = |tree: &HostTree| {
+        let parts = there.iter().filter(|part| part.mount.read_only);
+        parts
+            .map(|part| part.mount.source.as_path())
+            .any(|part| part.starts_with(tree.mount.source.as_path()))
+    };
+    let (readable, written): (Vec<_>, Vec<_>) =
+        there.iter().copied().partition(|tree| tree.mount.read_only || fixed(tree));
+    let path = |tree: &HostTree| tree.mount.source.as_path().to_owned();
+    (readable.into_iter().map(path).collect(), written.into_iter().map(path).collect())
 }
 
 /// The host directory that is the workspace, if one is.

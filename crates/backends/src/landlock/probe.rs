@@ -11,7 +11,7 @@ use crate::linux::{self, limits};
 const BOUNDARY: Boundary = Boundary::SharedKernel;
 
 /// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 14] = [
+const WALLS: [(Feature, &str); 15] = [
     (Feature::FilesystemIsolation, "Landlock, and a warden for what it does not decide about"),
     (
         Feature::ProcessIsolation,
@@ -26,6 +26,7 @@ const WALLS: [(Feature, &str); 14] = [
     (Feature::LocalWorkspace, "a rule for the directory, which keeps its own path"),
     (Feature::EphemeralWorkspace, "a directory for temporary files that its warden removes"),
     (Feature::ReadOnlyWorkspace, "Landlock, and a warden for modes and times"),
+    (Feature::HostTrees, "rules for directories, which keep their own paths"),
     (Feature::WallTimeLimit, "the engine's timer"),
     (Feature::OutputLimit, "the engine's count"),
     (Feature::OpenFilesLimit, "RLIMIT_NOFILE"),
@@ -38,7 +39,7 @@ const NATIVE: &str = "use the native backend, which needs user namespaces";
 const OTHER: &str = "choose a backend that has it";
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 15] = [
+const ABSENT: [(Feature, &str, &str); 16] = [
     (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE),
     (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER),
     (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE),
@@ -46,6 +47,11 @@ const ABSENT: [(Feature, &str, &str); 15] = [
     (Feature::NamedImage, "another root needs a mount namespace", OTHER),
     (Feature::WasmImage, "it runs programs of the host's own kind", OTHER),
     (Feature::ExtraMounts, "a mount needs a mount namespace", NATIVE),
+    (
+        Feature::WorkspacePath,
+        "a workspace keeps its own path",
+        "leave --workspace-at out, or use the native backend",
+    ),
     (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE),
     (Feature::OverlayWorkspace, "an overlay needs a mount namespace", NATIVE),
     (Feature::ChosenUser, "another user needs a user namespace", NATIVE),

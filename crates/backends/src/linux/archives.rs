@@ -168,8 +168,10 @@ fn incomplete(spec: &SandboxSpec, places: &[&str]) -> Option<(String, &'static s
         return Some((reason.into(), "leave the root read-only"));
     }
     // What is behind a mount belongs to the host: it is neither captured nor replaced.
+    let mut places = places.to_vec();
+    places.extend((!spec.read_only).then(|| spec.workspace_dir()));
     let inside = |target: &Path| places.iter().any(|place| target.starts_with(place));
-    let mount = spec.mounts.iter().find(|mount| inside(Path::new(mount.target.as_str())))?;
+    let mount = spec.all_mounts().find(|mount| inside(Path::new(mount.target.as_str())))?;
     let reason = format!("the mount at `{}` lies where the sandbox writes", mount.target);
     Some((reason, "mount it outside of the workspace, /tmp and the home directory"))
 }

@@ -6,11 +6,21 @@ use super::NAME;
 use crate::linux;
 
 /// What native offers and a machine of its own cannot.
-const ABSENT: [(Feature, &str, &str); 2] = [
+const ABSENT: [(Feature, &str, &str); 4] = [
     (
         Feature::ExtraMounts,
         "directories of this host are not in the machine",
         "put what is needed into the workspace",
+    ),
+    (
+        Feature::HostTrees,
+        "directories of this host are not in the machine",
+        "leave --toolchain out, or choose another backend",
+    ),
+    (
+        Feature::WorkspacePath,
+        "its copy of the workspace is at /workspace",
+        "leave --workspace-at out",
     ),
     (
         Feature::OverlayWorkspace,

@@ -29,10 +29,12 @@ pub use tree::{Errno, Node, Tree};
 pub const NAME: BackendName = BackendName::literal("mock");
 
 /// What a simulation in memory cannot offer, and why.
-const MISSING: [(Feature, &str); 10] = [
+const MISSING: [(Feature, &str); 12] = [
     (Feature::LocalWorkspace, "its files are in memory only"),
     (Feature::OverlayWorkspace, "its files are in memory only"),
     (Feature::ExtraMounts, "its files are in memory only"),
+    (Feature::HostTrees, "its files are in memory only"),
+    (Feature::WorkspacePath, "its workspace is at /workspace"),
     (Feature::DirectoryImage, "its programs are scripts"),
     (Feature::OciImage, "its programs are scripts"),
     (Feature::NamedImage, "its programs are scripts"),

@@ -30,10 +30,10 @@ pub(super) fn plan(
     let limits = admitted.limits();
     let user = user(spec);
     let scratch = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
-    let mounts = spec.mounts.iter().map(|mount| {
+    let mounts = spec.all_mounts().map(|mount| {
         Ok(launcher::Mount {
             source: resolve(&NAME, "mounts", &mount.source)?,
-            target: PathBuf::from(mount.target.as_str()),
+            target: in_workspace(spec, mount.target.as_str()),
             read_only: mount.read_only,
         })
     });
@@ -46,7 +46,8 @@ pub(super) fn plan(
         copy_on_write: (spec.root == RootMode::CopyOnWrite).then_some(scratch),
         workspace,
         read_only: spec.read_only,
-        workspace_target: WORKSPACE_ROOT.into(),
+        workspace_target: spec.workspace_dir().into(),
+        workspace_alias: (spec.workspace_dir() != WORKSPACE_ROOT).then(|| WORKSPACE_ROOT.into()),
         mounts: mounts.collect::<Result<_>>()?,
         uid: user.uid,
         gid: user.gid,
@@ -61,6 +62,14 @@ pub(super) fn plan(
         rlimits: rlimits(admitted, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
+}
+
+/// A path below `/workspace` as one below the workspace's own, which is mounted first.
+fn in_workspace(spec: &SandboxSpec, target: &str) -> PathBuf {
+    match Path::new(target).strip_prefix(WORKSPACE_ROOT) {
+        Ok(inside) => Path::new(spec.workspace_dir()).join(inside),
+        Err(_) => target.into(),
+    }
 }
 
 /// Has the sandbox be told these of its machine.

@@ -14,7 +14,7 @@ use crate::linux::{self, limits, running};
 const BOUNDARY: Boundary = Boundary::SharedKernel;
 
 /// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 20] = [
+const WALLS: [(Feature, &str); 22] = [
     (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "mount namespace with a read-only root, Landlock"),
     (Feature::ProcessIsolation, "process namespace"),
@@ -27,6 +27,8 @@ const WALLS: [(Feature, &str); 20] = [
     (Feature::EphemeralWorkspace, "a sized file system in memory"),
     (Feature::ReadOnlyWorkspace, "read-only mount"),
     (Feature::ExtraMounts, "mount"),
+    (Feature::HostTrees, "mount"),
+    (Feature::WorkspacePath, "mount"),
     (Feature::ChosenUser, "user namespace"),
     (Feature::WallTimeLimit, "the engine's timer"),
     (Feature::OutputLimit, "the engine's count"),

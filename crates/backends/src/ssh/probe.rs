@@ -17,7 +17,7 @@ const NO_HOST_REMEDY: &str =
 pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
 
 /// What native offers and a copy elsewhere cannot.
-const ABSENT: [(Feature, &str, &str); 4] = [
+const ABSENT: [(Feature, &str, &str); 6] = [
     (
         Feature::DirectoryImage,
         "a directory of this host is not on the other one",
@@ -27,6 +27,16 @@ const ABSENT: [(Feature, &str, &str); 4] = [
         Feature::ExtraMounts,
         "directories of this host are not on the other one",
         "put what is needed into the workspace",
+    ),
+    (
+        Feature::HostTrees,
+        "directories of this host are not on the other one",
+        "leave --toolchain out: the other host's own programs are used",
+    ),
+    (
+        Feature::WorkspacePath,
+        "its copy of the workspace is at /workspace",
+        "leave --workspace-at out",
     ),
     (
         Feature::OverlayWorkspace,

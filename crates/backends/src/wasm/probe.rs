@@ -43,7 +43,7 @@ const WALLED: [(Feature, &str); 5] = [
 ];
 
 /// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 11] = [
+const ABSENT: [(Feature, &str, &str); 13] = [
     (
         Feature::HostImage,
         "the host's programs are not WebAssembly",
@@ -54,6 +54,8 @@ const ABSENT: [(Feature, &str, &str); 11] = [
     (Feature::EgressAllowlist, "it offers no sockets", "use --net none"),
     (Feature::DirectoryImage, "the program is its whole root", "name a module"),
     (Feature::OciImage, "the program is its whole root", "name a module"),
+    (Feature::HostTrees, "the host's programs are not WebAssembly", "leave --toolchain out"),
+    (Feature::WorkspacePath, "its workspace is at /workspace", "leave --workspace-at out"),
     (Feature::OverlayWorkspace, "it mounts nothing", "choose a backend that has it"),
     (Feature::CopyOnWriteRoot, "it has no root", "use the workspace, or /tmp"),
     (Feature::ChosenUser, "WebAssembly knows no users", "choose a backend that has it"),

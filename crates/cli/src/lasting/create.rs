@@ -15,6 +15,7 @@ use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::printer::Printer;
 use crate::reasons::watched;
+use crate::toolchains::Packages;
 use crate::views::{self, Configured, Wanted};
 
 /// What to make and how long it lives.
@@ -70,6 +71,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
     }
+    args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
     let idle = Some(positive("--idle", args.life.idle)?);
     let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
     let origin = configured.origin.clone();
@@ -108,16 +110,29 @@ pub fn as_captured(
         open_files: spec.limits.open_files.or(captured.limits.open_files),
         ..captured.limits
     };
-    let SandboxSpec { workspace, mounts, without, env, labels, tenant, boundaries, strict, .. } =
-        spec;
+    let SandboxSpec {
+        workspace,
+        workspace_at,
+        mounts,
+        trees,
+        without,
+        env,
+        labels,
+        tenant,
+        boundaries,
+        strict,
+        ..
+    } = spec;
     Ok(SandboxSpec {
         backend,
         boundaries,
         image,
         root: captured.root,
         workspace,
+        workspace_at,
         read_only: captured.read_only,
         mounts,
+        trees,
         env,
         user: captured.user,
         workdir: captured.workdir,

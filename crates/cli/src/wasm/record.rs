@@ -43,6 +43,7 @@ impl Record {
             limits: admitted.enforcement().to_vec(),
             without: spec.without.clone(),
             labels: spec.labels.clone(),
+            trees: std::collections::BTreeSet::new(),
             engine: Some(engine.id()?),
         };
         engine.record(started).await?;

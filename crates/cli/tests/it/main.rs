@@ -30,6 +30,7 @@ mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]
 mod sshd;
 mod terminal;
+mod toolchains;
 mod workspaces;
 mod workspaces_live;
 mod needs_clients {
@@ -37,6 +38,7 @@ mod needs_clients {
 }
 mod needs_git {
     mod checkouts;
+    mod worktrees;
 }
 mod needs_ssh {
     mod teleport;

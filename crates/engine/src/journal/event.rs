@@ -36,6 +36,9 @@ pub enum Event {
         without: BTreeSet<Feature>,
         /// The caller's labels.
         labels: BTreeMap<String, String>,
+        /// What trees of the host were added for: toolchains, git. Absent in records of earlier versions.
+        #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+        trees: BTreeSet<String>,
         /// The engine that will record its end; absent in records of earlier versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         engine: Option<EngineId>,

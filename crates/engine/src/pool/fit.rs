@@ -25,8 +25,10 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
         image,
         root,
         workspace,
+        workspace_at,
         read_only,
         mounts,
+        trees,
         env,
         user,
         workdir,
@@ -41,6 +43,7 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
     } = one;
     (image, root, workspace) == (&other.image, &other.root, &other.workspace)
         && (read_only, mounts, env) == (&other.read_only, &other.mounts, &other.env)
+        && (workspace_at, trees) == (&other.workspace_at, &other.trees)
         && (user, workdir, network) == (&other.user, &other.workdir, &other.network)
         && (deterministic, limits) == (&other.deterministic, &other.limits)
         && (tenant, without) == (&other.tenant, &other.without)
@@ -75,7 +78,7 @@ impl Places {
             }
             Image::Host | Image::Named(_) => {}
         }
-        paths.extend(spec.mounts.iter().map(|mount| mount.source.as_path().to_owned()));
+        paths.extend(spec.all_mounts().map(|mount| mount.source.as_path().to_owned()));
         Self(paths.into_iter().map(Self::look).collect())
     }
 

@@ -17,9 +17,11 @@ pub struct BarePlan {
     pub workspace: PathBuf,
     /// Whether the workspace may not be changed.
     pub read_only: bool,
+    /// Files and directories that may be read besides.
+    pub readable: Vec<PathBuf>,
     /// A directory made for this sandbox alone, which goes with it: its keeper removes it last.
     pub private: PathBuf,
-    /// Directories that may be written to besides; below `private`.
+    /// Directories that may be written to besides: below `private`, or named by the caller.
     pub writable: Vec<PathBuf>,
     /// Control groups that the caller has made and limited.
     pub cgroup: Option<Cgroup>,

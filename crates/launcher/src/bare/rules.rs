@@ -26,6 +26,9 @@ pub(super) fn restrict(abi: u32, plan: &BarePlan) -> Result<(), Failure> {
     }
     let workspace = own(&plan.workspace)?;
     rules.read(&workspace).at(Wall::Workspace, &name(&plan.workspace))?;
+    for path in &plan.readable {
+        rules.read(own(path)?).at(Wall::Landlock, &name(path))?;
+    }
     for path in plan.changeable() {
         rules.write(own(path)?).at(Wall::Landlock, &name(path))?;
     }

@@ -114,7 +114,7 @@ fn key(ground: &Ground, plan: &LaunchPlan, mounts: &[Source]) -> Result<Key, Fai
     let kinds = plan.mounts.iter().zip(mounts);
     let mut targets: Vec<_> =
         kinds.map(|(mount, source)| (mount.target.clone(), source.directory)).collect();
-    targets.push((plan.workspace_target.clone(), true));
+    targets.extend(plan.workspace_paths().map(|path| (path.clone(), true)));
     let devices = plan.devices.clone();
     Ok(Key { root: plan.root.clone(), version, uid: plan.uid, gid: plan.gid, devices, targets })
 }

@@ -41,6 +41,17 @@ pub(crate) fn workspace(
     }
 }
 
+/// Shows the workspace, as it is mounted by now, at its second path.
+pub(crate) fn workspace_alias(root: &OwnedFd, plan: &LaunchPlan) -> Result<(), Failure> {
+    let Some(alias) = &plan.workspace_alias else { return Ok(()) };
+    let shown = || {
+        ready(root, alias, true, true)?;
+        let tree = fs::clone_tree(fs::place(root, &plan.workspace_target)?, "")?;
+        fs::attach_in(&tree, root, alias)
+    };
+    shown().at(Wall::Workspace, &name(alias))
+}
+
 /// Which of the mounts: those below `/proc` have to wait for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {

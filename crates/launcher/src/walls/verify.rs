@@ -238,6 +238,10 @@ fn workspace(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> 
     let option = if plan.read_only { "ro" } else { "rw" };
     mounts.has(wall, target, "nosuid")?;
     let evidence = mounts.has(wall, target, option)?;
+    if let Some(alias) = &plan.workspace_alias {
+        mounts.has(wall, alias, "nosuid")?;
+        mounts.has(wall, alias, option)?;
+    }
     match &plan.workspace {
         Workspace::Ephemeral { .. } | Workspace::Local { .. } => Ok(evidence),
         Workspace::Overlay { .. } | Workspace::Trial => match mounts.find(wall, target)?.kind {

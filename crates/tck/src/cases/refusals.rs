@@ -2,8 +2,9 @@
 //! remedy, before anything is created (C-01).
 
 use stockade_core::{
-    Bytes, Command, Error, ErrorCode, Feature, Image, Layers, Millicores, Mount, Network, RootMode,
-    SandboxSpec, Signal, SnapshotKind, Span, Stdin, TerminalSize, User, Workspace,
+    Bytes, Command, Error, ErrorCode, Feature, HostTree, Image, Layers, Millicores, Mount, Network,
+    RootMode, SandboxSpec, Signal, SnapshotKind, Span, Stdin, TerminalSize, User, Workspace,
+    WorkspaceAt,
 };
 use stockade_engine::{Event, Filter};
 
@@ -42,6 +43,8 @@ refusals! {
     EphemeralWorkspace "ephemeral-workspace"
     ReadOnlyWorkspace "read-only-workspace"
     ExtraMounts "extra-mounts"
+    HostTrees "host-trees"
+    WorkspacePath "workspace-path"
     CopyOnWriteRoot "copy-on-write-root"
     ChosenUser "chosen-user"
     UserPerCommand "user-per-command"
@@ -117,6 +120,13 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::ExtraMounts => {
             spec.mounts =
                 vec![Mount { source: nowhere, target: "/mounted".parse()?, read_only: true }];
+        }
+        Feature::HostTrees => {
+            let mount = Mount { source: nowhere, target: "/shown".parse()?, read_only: true };
+            spec.trees = vec![HostTree { part_of: "test".into(), mount, required: true }];
+        }
+        Feature::WorkspacePath => {
+            spec.workspace_at = Some(WorkspaceAt { path: "/srv/project".parse()?, required: true });
         }
         Feature::CopyOnWriteRoot => spec.root = RootMode::CopyOnWrite,
         Feature::ChosenUser => spec.user = Some(User { uid: 1234, gid: 1234 }),

@@ -54,7 +54,8 @@ async fn memory(kit: Kit) -> Verdict {
         return Err(crate::Stop::Lacking(Feature::MemoryLimit));
     }
     if kit.has_own_kernel() {
-        let reason = "its kernel is one of its processes: beyond the limit the sandbox ends with it";
+        let reason =
+            "its kernel is one of its processes: beyond the limit the sandbox ends with it";
         return Err(crate::Stop::Unfit(reason.into()));
     }
     let limits = Limits { memory: Some(Bytes::mib(128)), ..Limits::default() };

@@ -3,7 +3,9 @@
 
 use bytes::Bytes as Data;
 use serde_json::json;
-use stockade_core::{Feature, Mount, RootMode, SandboxPath, SandboxSpec, User, Workspace};
+use stockade_core::{
+    Feature, HostTree, Mount, RootMode, SandboxPath, SandboxSpec, User, Workspace, WorkspaceAt,
+};
 
 use crate::case::{case, check, same};
 use crate::kit::{host_path, probe};
@@ -29,6 +31,15 @@ pub(super) const CASES: &[Case] = &[
     case!("a further mount is read-only unless told otherwise", "C-20", mounts)
         .needs(&[Feature::ExtraMounts])
         .isolation(),
+    case!("a tree of the host is shown at its own path, read-only", "C-20", trees)
+        .needs(&[Feature::HostTrees])
+        .isolation(),
+    case!(
+        "a workspace appears at the path that was chosen, and at its usual one",
+        "C-03",
+        chosen_path
+    )
+    .needs(&[Feature::WorkspacePath, Feature::LocalWorkspace]),
     case!(
         "a copy-on-write root can be written to, and the host never sees it",
         "C-03",
@@ -142,6 +153,40 @@ async fn mounts(kit: Kit) -> Verdict {
     let done = room.facts(["write", "/mounted/rw/new", "x"]).await?;
     same!("writing to the writable mount", done["ok"], json!(true));
     same!("the file on the host", std::fs::read_to_string(source.join("new"))?, "x");
+    Ok(())
+}
+
+async fn trees(kit: Kit) -> Verdict {
+    let source = kit.outside();
+    std::fs::write(source.join("given"), "by the host")?;
+    let target = source.to_string_lossy().parse()?;
+    let mount = Mount { source: host_path(&source)?, target, read_only: true };
+    let mut spec = kit.spec();
+    spec.trees = vec![HostTree { part_of: "test".into(), mount, required: true }];
+    let room = kit.room_with(spec).await?;
+    let at = |name: &str| source.join(name).to_string_lossy().into_owned();
+    let read = room.facts(["read", &at("given")]).await?;
+    same!("the host's file", read["hex"], json!(hex("by the host")));
+    for verb in [["write", &at("new"), "x"], ["write", &at("given"), "x"]] {
+        let refused = room.facts(verb).await?;
+        check!(refused["ok"] == json!(false), "expected a read-only tree, saw {refused}");
+    }
+    Ok(())
+}
+
+async fn chosen_path(kit: Kit) -> Verdict {
+    std::fs::write(kit.workspace().join("given"), "by the host")?;
+    let mut spec = kit.spec();
+    spec.workspace = Workspace::Local(host_path(&kit.workspace())?);
+    spec.workspace_at = Some(WorkspaceAt { path: "/srv/project".parse()?, required: true });
+    let room = kit.room_with(spec).await?;
+    for path in ["given", "/srv/project/given", "/workspace/given"] {
+        let read = room.facts(["read", path]).await?;
+        same!(format!("the host's file at {path}"), read["hex"], json!(hex("by the host")));
+    }
+    room.facts(["write", "/srv/project/made", "inside"]).await?;
+    let made = std::fs::read_to_string(kit.workspace().join("made"))?;
+    same!("the file that was made at the chosen path", made, "inside");
     Ok(())
 }
 

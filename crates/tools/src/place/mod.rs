@@ -283,7 +283,8 @@ impl Place {
     fn plain(&self, path: &SandboxPath) -> String {
         let inside = match &self.spec.workspace {
             Workspace::Local(root) => local::inside(root, path).ok(),
-            Workspace::Ephemeral | Workspace::Overlay(_) => None,
+            Workspace::Overlay(layers) => local::inside(&layers.lower, path).ok(),
+            Workspace::Ephemeral => None,
         };
         plain_path(inside.as_ref().unwrap_or(path).as_str())
     }

@@ -161,7 +161,13 @@ async fn request(
     }
     // Its image is what the other side has, and what stands between is not its to judge.
     let (boundaries, image) = (Default::default(), Image::Host);
-    let spec = Box::new(SandboxSpec { boundaries, image, ..admitted.spec().clone() });
+    let spec = Box::new(SandboxSpec {
+        boundaries,
+        image,
+        workspace_at: None,
+        trees: Vec::new(),
+        ..admitted.spec().clone()
+    });
     let create = Ask::Create { spec, enforcement: admitted.enforcement().to_vec() };
     turn.ask("create", &create, None).await.map(drop)?;
     if let Some(tree) = tree {

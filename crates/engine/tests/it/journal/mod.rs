@@ -43,6 +43,7 @@ fn started(job: &str) -> Event {
         limits: vec![limit],
         without: BTreeSet::from([Feature::DiskLimit]),
         labels: BTreeMap::from([("k".into(), "ü".into())]),
+        trees: BTreeSet::new(),
         engine: None,
     }
 }

@@ -1,0 +1,84 @@
+//! What the caller's environment says: PATH, the home, and where the roots of toolchains are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::inside;
+use super::table::Root;
+
+/// What the caller's environment says.
+pub(super) struct Caller {
+    pub(super) variables: BTreeMap<String, String>,
+    pub(super) path: Vec<PathBuf>,
+    pub(super) home: Option<PathBuf>,
+}
+
+impl Caller {
+    /// This process's own.
+    pub(super) fn here() -> Self {
+        Self::from_variables(std::env::vars_os())
+    }
+
+    fn from_variables(all: impl Iterator<Item = (OsString, OsString)>) -> Self {
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let variables: BTreeMap<_, _> = all.filter_map(text).collect();
+        let path = variables.get("PATH").map(String::as_str).unwrap_or_default();
+        let path = path.split(':').map(PathBuf::from).filter(|dir| dir.is_absolute()).collect();
+        let home = variables.get("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+        Self { variables, path, home }
+    }
+
+    pub(super) fn absolute(&self, variable: &str) -> Option<PathBuf> {
+        self.variables.get(variable).map(PathBuf::from).filter(|path| is_plain(path))
+    }
+}
+
+/// Absolute, and spelled without detours.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.iter().any(|part| part == "..")
+}
+
+/// Where a root is: by its variable, or the first of its usual places that is there.
+pub(super) fn root_paths(row: &Root, caller: &Caller) -> Vec<PathBuf> {
+    if let Some(named) = row.variable.and_then(|name| caller.absolute(name)) {
+        return if named.is_dir() { vec![named] } else { Vec::new() };
+    }
+    let usual = row.defaults.iter().filter_map(|default| match default.strip_prefix("~/") {
+        Some(rest) => Some(caller.home.as_ref()?.join(rest)),
+        None => Some(PathBuf::from(default)),
+    });
+    // A usual place that is a link leads out of the list; its variable can name where it leads.
+    let own = |path: &PathBuf| std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    for path in usual {
+        let found: Vec<_> = match (path.ends_with("*"), path.parent()) {
+            (true, Some(dir)) => all_in_path(dir, caller).into_iter().filter(own).collect(),
+            (true, None) | (false, _) => Some(path).into_iter().filter(own).collect(),
+        };
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
+}
+
+/// The directories in this one that PATH leads to.
+fn all_in_path(dir: &Path, caller: &Caller) -> BTreeSet<PathBuf> {
+    let inside = |entry: &PathBuf| {
+        let first = entry.strip_prefix(dir).ok()?.components().next()?;
+        Some(dir.join(first))
+    };
+    caller.path.iter().filter_map(inside).collect()
+}
+
+/// Whether PATH leads here or below, by name or behind links.
+pub(super) fn in_path(root: &Path, caller: &Caller) -> bool {
+    let by_name = caller.path.iter().any(|entry| entry.starts_with(root));
+    by_name || {
+        let real = caller.path.iter().filter(|entry| !inside::is_in_host_image(entry));
+        let mut real = real.filter_map(|entry| entry.canonicalize().ok());
+        root.canonicalize().is_ok_and(|root| real.any(|entry| entry.starts_with(&root)))
+    }
+}

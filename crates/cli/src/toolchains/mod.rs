@@ -1,0 +1,322 @@
+//! The caller's toolchains inside: where PATH leads on the host, shown read-only at the same paths, with the
+//! variables that the toolchains need. What may be shown is a reviewed list (`table.rs`); credentials never are.
+//! The engine checks these trees as it checks every mount.
+
+mod caller;
+mod choice;
+mod git;
+mod inside;
+mod table;
+mod trees;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use stockade_core::{
+    Command, EnvName, Error, ErrorCode, HostPath, HostTree, Image, Mount, Network, Result, Run,
+    SandboxPath, SandboxSpec, Workspace,
+};
+use stockade_engine::EngineConfig;
+
+use caller::{Caller, in_path, root_paths};
+pub use choice::Choice;
+use table::{Root, TOOLCHAINS, Toolchain};
+
+const FLAG: &str = "--toolchain";
+/// The home directory of whom commands run as, inside.
+const HOME_INSIDE: &str = "/home/sandbox";
+/// The most trees of one toolchain; one that would need more is not shown.
+const MAX_TREES: usize = 64;
+
+/// One toolchain that PATH leads to.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Found {
+    /// Its name.
+    pub name: &'static str,
+    /// The paths that are shown beside the host's system directories.
+    pub shown: Vec<String>,
+    /// The variables that are set for it.
+    pub variables: BTreeMap<String, String>,
+    /// What was not shown, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
+    #[serde(skip)]
+    trees: Vec<HostTree>,
+}
+
+impl Found {
+    fn named(name: &'static str) -> Self {
+        let (shown, left_out, trees) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name, shown, variables: BTreeMap::new(), left_out, trees }
+    }
+
+    fn add(&mut self, trees: Vec<HostTree>) {
+        self.shown.extend(trees.iter().map(|tree| tree.mount.target.to_string()));
+        self.trees.extend(trees);
+    }
+
+    fn leave_home(&mut self) {
+        let in_home = |target: &str| Path::new(target).starts_with(HOME_INSIDE);
+        self.trees.retain(|tree| !in_home(tree.mount.target.as_str()));
+        self.shown.retain(|target| !in_home(target));
+    }
+}
+
+/// A path that is not shown.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftOut {
+    /// On the host.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
+}
+
+/// Whether packages that the caller has downloaded appear in the home directory inside: not in a sandbox whose
+/// files may be captured or brought back, since what is mounted there is neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packages {
+    InHome,
+    Absent,
+}
+
+/// Adds the toolchains that were chosen to a spec: their trees, variables and PATH.
+pub fn add(
+    choice: &Choice,
+    packages: Packages,
+    spec: &mut SandboxSpec,
+    config: &EngineConfig,
+) -> Result<Vec<Found>> {
+    let caller = Caller::here();
+    let mut found = find(choice, spec, config, &caller)?;
+    if packages == Packages::Absent {
+        found.iter_mut().for_each(Found::leave_home);
+    }
+    found.extend(git::look(spec).map(|mut git| {
+        refuse_own(&mut git, config);
+        git
+    }));
+    for toolchain in &found {
+        spec.trees.extend(toolchain.trees.iter().cloned());
+        for (name, value) in &toolchain.variables {
+            set_default(spec, name, value.clone())?;
+        }
+    }
+    if *choice != Choice::None && spec.image == Image::Host {
+        if let Some(path) = inside::path(&caller, spec) {
+            set_default(spec, "PATH", path)?;
+        }
+    }
+    Ok(found)
+}
+
+/// What the flags say of a variable wins.
+fn set_default(spec: &mut SandboxSpec, name: &str, value: String) -> Result<()> {
+    let name: EnvName =
+        name.parse().map_err(|error| Error::new(ErrorCode::Invalid, FLAG, format!("{error}")))?;
+    spec.env.entry(name).or_insert(value);
+    Ok(())
+}
+
+fn find(
+    choice: &Choice,
+    spec: &SandboxSpec,
+    config: &EngineConfig,
+    caller: &Caller,
+) -> Result<Vec<Found>> {
+    if let (Choice::Named(_), false) = (choice, spec.image == Image::Host) {
+        let message = "toolchains of the host are shown on the host's own root only";
+        return Err(Error::new(ErrorCode::Invalid, FLAG, message)
+            .remedy("leave out --image, or use an image that has them"));
+    }
+    if *choice == Choice::None || spec.image != Image::Host || !leaves_system(caller) {
+        return all_named_are_there(choice, Vec::new());
+    }
+    let mut found: Vec<Found> = Vec::new();
+    for toolchain in TOOLCHAINS.iter().filter(|toolchain| choice.takes(toolchain)) {
+        let taken: Vec<_> = found.iter().flat_map(|found| &found.trees).cloned().collect();
+        found.extend(look(toolchain, spec, caller, &taken));
+    }
+    let required = matches!(choice, Choice::Named(_));
+    for toolchain in &mut found {
+        toolchain.trees.iter_mut().for_each(|tree| tree.required = required);
+        refuse_own(toolchain, config);
+    }
+    all_named_are_there(choice, found)
+}
+
+/// Whether PATH leads anywhere but to the directories that every sandbox has.
+fn leaves_system(caller: &Caller) -> bool {
+    caller.path.iter().any(|dir| !inside::DEFAULT_PATH.iter().any(|known| dir == Path::new(known)))
+}
+
+fn all_named_are_there(choice: &Choice, found: Vec<Found>) -> Result<Vec<Found>> {
+    let Choice::Named(names) = choice else { return Ok(found) };
+    let is_there = |name: &String| {
+        let of = |found: &Found| TOOLCHAINS.iter().find(|known| known.name == found.name);
+        found.iter().filter_map(of).any(|known| known.is_called(name))
+    };
+    match names.iter().find(|name| !is_there(name)) {
+        None => Ok(found),
+        Some(name) => {
+            let message = format!("PATH leads to no toolchain `{name}`");
+            Err(Error::new(ErrorCode::NotFound, FLAG, message)
+                .remedy("put its directory into PATH, or show it with --mount DIR:DIR"))
+        }
+    }
+}
+
+/// What is shown of one toolchain; none if PATH does not lead to it.
+fn look(
+    toolchain: &'static Toolchain,
+    spec: &SandboxSpec,
+    caller: &Caller,
+    taken: &[HostTree],
+) -> Option<Found> {
+    let roots: Vec<_> = toolchain.roots.iter().map(|row| root_paths(row, caller)).collect();
+    if !roots.iter().flatten().any(|root| in_path(root, caller)) {
+        return None;
+    }
+    let mut found = Found::named(toolchain.name);
+    let mut anything = false;
+    for (row, roots) in toolchain.roots.iter().zip(&roots) {
+        for root in roots.iter().filter(|root| !is_anothers(row, root, taken)) {
+            anything |= inside::is_in_host_image(root)
+                || add_trees(&mut found, row, root, spec, caller, taken);
+        }
+    }
+    if !anything {
+        return None;
+    }
+    if found.trees.len() > MAX_TREES {
+        let reason = format!("would need {} mounts, more than {MAX_TREES}", found.trees.len());
+        let path = roots.iter().flatten().next().cloned().unwrap_or_default();
+        found.left_out = vec![LeftOut { path, reason }];
+        (found.trees, found.shown) = (Vec::new(), Vec::new());
+    }
+    found.variables = inside::variables(toolchain, &roots, caller, &found.trees);
+    Some(found)
+}
+
+/// Whether a whole root belongs to a toolchain of which only parts are shown.
+fn is_anothers(row: &Root, root: &Path, taken: &[HostTree]) -> bool {
+    let mut targets = taken.iter().map(|tree| Path::new(tree.mount.target.as_str()));
+    row.shown == ["."] && targets.any(|target| target.starts_with(root))
+}
+
+/// Whether there is anything of this root to show.
+fn add_trees(
+    found: &mut Found,
+    row: &Root,
+    root: &Path,
+    spec: &SandboxSpec,
+    caller: &Caller,
+    taken: &[HostTree],
+) -> bool {
+    let in_use = |path: &Path| !row.in_path_only || in_path(parent_of_tree(path), caller);
+    let shown = trees::expand(root, row, (row.shown, row.depth), in_use);
+    let left_out = shown.left_out.into_iter().map(|(path, reason)| LeftOut { path, reason });
+    found.left_out.extend(left_out);
+    let at_own_path = shown.paths.into_iter().map(|path| (path.clone(), path));
+    let in_home = in_home(row, root, spec);
+    let before = found.trees.len();
+    for (source, target) in at_own_path.chain(in_home) {
+        if overlaps(&target, spec) || covered(&target, &found.trees) || covered(&target, taken) {
+            continue;
+        }
+        match tree(found.name, &source, &target) {
+            Some(tree) => found.add(vec![tree]),
+            None => found.left_out.push(LeftOut { path: source, reason: "is not UTF-8".into() }),
+        }
+    }
+    found.trees.len() > before
+}
+
+/// Of `…/versions/node/v20/bin` the version: PATH leads into its `bin` for `lib` too.
+fn parent_of_tree(path: &Path) -> &Path {
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some("bin" | "lib" | "include" | "share") => path.parent().unwrap_or(path),
+        Some(_) | None => path,
+    }
+}
+
+/// Downloaded packages, for a sandbox that can download none.
+fn in_home(row: &Root, root: &Path, spec: &SandboxSpec) -> Vec<(PathBuf, PathBuf)> {
+    if matches!(spec.network, Network::Egress(_)) {
+        return Vec::new();
+    }
+    let mut all = Vec::new();
+    for (from, to, depth) in row.in_home {
+        let base = root.join(from);
+        for path in trees::expand(root, row, (&[*from], *depth), |_| true).paths {
+            let Ok(rest) = path.strip_prefix(&base) else { continue };
+            let target = Path::new(HOME_INSIDE).join(to).join(rest);
+            all.push((path.clone(), target.components().collect()));
+        }
+    }
+    all
+}
+
+/// What the caller asked for lies there, or it is the workspace's: that wins.
+fn overlaps(path: &Path, spec: &SandboxSpec) -> bool {
+    let workspace = match &spec.workspace {
+        Workspace::Local(dir) => Some(dir.as_path()),
+        Workspace::Overlay(layers) => Some(layers.lower.as_path()),
+        Workspace::Ephemeral => None,
+    };
+    let mounts = spec.mounts.iter().map(|mount| Path::new(mount.target.as_str()));
+    mounts.chain(workspace).any(|other| path.starts_with(other) || other.starts_with(path))
+}
+
+fn covered(path: &Path, trees: &[HostTree]) -> bool {
+    trees.iter().any(|tree| path.starts_with(tree.mount.target.as_str()))
+}
+
+fn tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
+    let source: HostPath = source.canonicalize().ok()?.try_into().ok()?;
+    let target: SandboxPath = target.to_str()?.parse().ok()?;
+    let mount = Mount { source, target, read_only: true };
+    Some(HostTree { part_of: name.to_owned(), mount, required: false })
+}
+
+/// Leaves out what the engine would refuse: what is Stockade's own, or shared by programs of the host (C-06).
+fn refuse_own(found: &mut Found, config: &EngineConfig) {
+    if found.trees.is_empty() {
+        return;
+    }
+    let probe = SandboxSpec { trees: found.trees.clone(), ..SandboxSpec::default() };
+    for refusal in config.refused_views(&probe).0 {
+        let at = refusal.field.strip_prefix("trees[").and_then(|rest| rest.strip_suffix(']'));
+        let Some(tree) = at.and_then(|at| probe.trees.get(at.parse::<usize>().ok()?)) else {
+            continue;
+        };
+        found.trees.retain(|kept| kept != tree);
+        found.shown.retain(|kept| kept != tree.mount.target.as_str());
+        let path = tree.mount.source.as_path().to_owned();
+        found.left_out.push(LeftOut { path, reason: refusal.reason });
+    }
+}
+
+/// Where a program that was not found inside is on this host, and the flag that shows it. None where it is not
+/// here either.
+pub fn missing_program(command: &Command) -> Option<String> {
+    let Run::Program(argv) = &command.run else { return None };
+    let program = argv.first()?;
+    let path = inside::find_program(program)?;
+    let caller = Caller::here();
+    let of = |toolchain: &&Toolchain| {
+        let mut roots = toolchain.roots.iter().flat_map(|row| root_paths(row, &caller));
+        roots.any(|root| path.starts_with(&root))
+    };
+    let dir = path.parent().unwrap_or(Path::new("/")).display();
+    let flag = match TOOLCHAINS.iter().find(of) {
+        Some(toolchain) => format!("--toolchain {}, or --mount {dir}:{dir}", toolchain.name),
+        None => format!("--mount {dir}:{dir}"),
+    };
+    let path = path.display();
+    Some(format!(
+        "`{program}` is `{path}` on this host, which is not shown inside (show it: {flag})"
+    ))
+}

@@ -1,0 +1,218 @@
+//! Which directories and files of a toolchain's root are shown: those of its row that are there, without what
+//! may hold credentials. A link below the root leads out of the list, so nothing behind one is shown.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::table::{NEVER_SHOWN, Root};
+
+/// Directories that hold programs and libraries alone, by the thousand: they are not looked into.
+const PROGRAM_DIRS: [&str; 9] =
+    ["bin", "sbin", "lib", "lib64", "libexec", "include", "share", "shims", "src"];
+/// The most entries of one root that are looked at. A root that has more is not shown at all.
+const MAX_ENTRIES: usize = 20_000;
+
+/// What is shown of one root, and what is not, with the reason.
+#[derive(Debug, Default)]
+pub struct Shown {
+    pub paths: Vec<PathBuf>,
+    pub left_out: Vec<(PathBuf, String)>,
+}
+
+/// Looks through the trees of a root that `wanted` accepts.
+pub fn expand(
+    root: &Path,
+    row: &Root,
+    (patterns, depth): (&[&str], usize),
+    wanted: impl Fn(&Path) -> bool,
+) -> Shown {
+    let mut scan = Scan { row, depth, entries: 0, shown: Shown::default() };
+    let Ok(real_root) = root.canonicalize() else { return scan.shown };
+    for pattern in patterns {
+        for path in matches(root, pattern).into_iter().filter(|path| wanted(path)) {
+            scan.tree(root, &real_root, &path);
+        }
+    }
+    scan.shown
+}
+
+/// Paths that a pattern stands for. Not all need be there.
+fn matches(root: &Path, pattern: &str) -> Vec<PathBuf> {
+    let parts = pattern.split('/').filter(|part| *part != ".");
+    parts.fold(vec![root.to_owned()], |found, part| match part {
+        "*" => {
+            found.iter().flat_map(|dir| children(dir).unwrap_or_default()).map(|c| c.path).collect()
+        }
+        name => found.into_iter().map(|dir| dir.join(name)).collect(),
+    })
+}
+
+/// One entry of a directory.
+struct Child {
+    path: PathBuf,
+    kind: fs::FileType,
+}
+
+fn children(dir: &Path) -> io::Result<Vec<Child>> {
+    let child = |entry: io::Result<fs::DirEntry>| {
+        let entry = entry?;
+        Ok(Child { path: entry.path(), kind: entry.file_type()? })
+    };
+    let mut found = fs::read_dir(dir)?.map(child).collect::<io::Result<Vec<_>>>()?;
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(found)
+}
+
+struct Scan<'r> {
+    row: &'r Root,
+    depth: usize,
+    entries: usize,
+    shown: Shown,
+}
+
+impl Scan<'_> {
+    fn tree(&mut self, root: &Path, real_root: &Path, path: &Path) {
+        let Ok(real) = path.canonicalize() else { return };
+        let expected = path.strip_prefix(root).map(|inside| real_root.join(inside));
+        // Joining nothing leaves a slash at the end, which is the same path.
+        if expected.is_ok_and(|expected| expected.components().eq(real.components())) {
+            let dir = real.is_dir();
+            match if dir { self.holds_secrets(path, 0) } else { Ok(false) } {
+                Ok(false) => self.shown.paths.push(path.to_owned()),
+                Ok(true) => self.parts(path, 0),
+                Err(why) => self.leave_out(path, why),
+            }
+        } else {
+            self.leave_out(path, format!("is a link to `{}`", real.display()));
+        }
+    }
+
+    /// Whether something below this directory must not be shown.
+    fn holds_secrets(&mut self, dir: &Path, depth: usize) -> Result<bool, String> {
+        if depth >= self.depth || is_named(dir, &PROGRAM_DIRS) {
+            return Ok(false);
+        }
+        for child in self.list(dir)? {
+            let secret = self.is_secret(&child.path);
+            if secret || (child.kind.is_dir() && self.holds_secrets(&child.path, depth + 1)?) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Shows the parts of a directory one by one, without those that must not be shown.
+    fn parts(&mut self, dir: &Path, depth: usize) {
+        let children = match self.list(dir) {
+            Ok(children) => children,
+            Err(why) => return self.leave_out(dir, why),
+        };
+        for Child { path, kind } in children {
+            if self.is_secret(&path) {
+                self.leave_out(&path, "may hold credentials".into());
+                continue;
+            }
+            let within =
+                if kind.is_dir() { self.holds_secrets(&path, depth + 1) } else { Ok(false) };
+            match within {
+                // A link is not mounted; within one of the trees it is shown with that.
+                Ok(false) if kind.is_symlink() => {}
+                Ok(false) => self.shown.paths.push(path),
+                Ok(true) => self.parts(&path, depth + 1),
+                Err(why) => self.leave_out(&path, why),
+            }
+        }
+    }
+
+    fn list(&mut self, dir: &Path) -> Result<Vec<Child>, String> {
+        let found = children(dir).map_err(|error| format!("cannot be read: {error}"))?;
+        self.entries += found.len();
+        match self.entries > MAX_ENTRIES {
+            true => Err("holds too many files to look through".into()),
+            false => Ok(found),
+        }
+    }
+
+    fn is_secret(&self, path: &Path) -> bool {
+        is_named(path, NEVER_SHOWN) || is_named(path, self.row.never)
+    }
+
+    fn leave_out(&mut self, path: &Path, why: String) {
+        self.shown.left_out.push((path.to_owned(), why));
+    }
+}
+
+fn is_named(path: &Path, names: &[&str]) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| names.contains(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: Root = Root {
+        variable: None,
+        defaults: &[],
+        shown: &[],
+        never: &["etc"],
+        depth: 2,
+        in_path_only: false,
+        in_home: &[],
+    };
+
+    fn make(base: &Path, files: &[&str]) {
+        for file in files {
+            let path = base.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+    }
+
+    fn shown(base: &Path, patterns: &[&str]) -> (Vec<String>, Vec<String>) {
+        let inside = |path: &PathBuf| path.strip_prefix(base).unwrap().display().to_string();
+        let found = expand(base, &ROW, (patterns, ROW.depth), |_| true);
+        let left_out = found.left_out.iter().map(|(path, _)| inside(path)).collect();
+        (found.paths.iter().map(inside).collect(), left_out)
+    }
+
+    fn strings(all: &[&str]) -> Vec<String> {
+        all.iter().map(|one| (*one).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_tree_without_credentials_is_shown_whole() {
+        let base = tempfile::tempdir().unwrap();
+        make(base.path(), &["bin/cargo", "credentials.toml", "versions/3.12/bin/python"]);
+        let (paths, left_out) = shown(base.path(), &["bin", "versions", "absent"]);
+        assert_eq!(paths, strings(&["bin", "versions"]));
+        assert_eq!(left_out, strings(&[]));
+    }
+
+    #[test]
+    fn what_may_hold_credentials_is_left_out_and_the_rest_shown_part_by_part() {
+        let base = tempfile::tempdir().unwrap();
+        let files = ["v/a/bin/x", "v/a/etc/npmrc", "v/a/lib/y", "v/b/bin/x", "v/c/pip.conf"];
+        make(base.path(), &files);
+        let (paths, left_out) = shown(base.path(), &["v"]);
+        assert_eq!(paths, strings(&["v/a/bin", "v/a/lib", "v/b"]));
+        assert_eq!(left_out, strings(&["v/a/etc", "v/c/pip.conf"]));
+    }
+
+    #[test]
+    fn nothing_behind_a_link_is_shown() {
+        let base = tempfile::tempdir().unwrap();
+        make(base.path(), &["secrets/key", "bin/x"]);
+        std::os::unix::fs::symlink(base.path().join("secrets"), base.path().join("lib")).unwrap();
+        let (paths, left_out) = shown(base.path(), &["bin", "lib"]);
+        assert_eq!((paths, left_out), (strings(&["bin"]), strings(&["lib"])));
+    }
+
+    #[test]
+    fn a_star_stands_for_any_one_name() {
+        let base = tempfile::tempdir().unwrap();
+        make(base.path(), &["versions/1/bin/x", "versions/2/bin/x", "versions/2/etc/npmrc"]);
+        let (paths, _) = shown(base.path(), &["versions/*/bin"]);
+        assert_eq!(paths, strings(&["versions/1/bin", "versions/2/bin"]));
+    }
+}
