@@ -127,12 +127,12 @@ pub fn has_namespaces(name: &BackendName) -> bool {
     *name != stockade_backends::landlock::NAME
 }
 
-/// How long a sandbox of one takes to be there on an ordinary machine, as `bench/run` has measured it.
+/// How long a whole `stockade run -- true` took on one two-core machine, once everything was prepared. An
+/// order of magnitude and not measured on this host; `-` where there is no figure yet.
 pub fn typical_start(name: &BackendName) -> &'static str {
     match name.as_str() {
-        "native" | "landlock" => "5 ms",
-        "wasm" => "1 ms",
-        "gvisor" | "ssh" => "0.2 s",
+        "native" => "10 ms",
+        "ssh" => "0.15 s",
         "docker" => "0.4 s",
         "microvm" => "0.7 s",
         _ => "-",
