@@ -67,6 +67,9 @@ async fn processes(kit: Kit) -> Verdict {
     if !is_held(&kit, LimitKind::Processes) {
         return Err(crate::Stop::Lacking(Feature::ProcessLimit));
     }
+    if kit.is_wasm() {
+        return Err(crate::Stop::Unfit("WebAssembly starts no processes".into()));
+    }
     let limits = Limits { processes: Some(16), ..Limits::default() };
     let watched = matches!(kit.support(Feature::ProcessLimit), Support::Partial { .. });
     // Where they are only counted now and then, they stay until they have been.
@@ -78,6 +81,10 @@ async fn processes(kit: Kit) -> Verdict {
 async fn cpu_time(kit: Kit) -> Verdict {
     if !is_held(&kit, LimitKind::CpuTime) {
         return Err(crate::Stop::Lacking(Feature::CpuTimeLimit));
+    }
+    if kit.has_own_kernel() {
+        let reason = "from outside the processes of its executions cannot be told apart";
+        return Err(crate::Stop::Unfit(reason.into()));
     }
     let (cpu_time, wall_time) = (Some(Span::secs(1)), Some(Span::secs(40)));
     let limits = Limits { cpu_time, wall_time, ..Limits::default() };
