@@ -78,7 +78,7 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
         FromAgent::Hello(hello) => greet(hub, hello),
         FromAgent::Started(number, pid) => {
             let lane = hub.lane(number)?;
-            demand(&*lane, Kind::Run)?;
+            demand(&lane, Kind::Run)?;
             lane.update(|state| state.pid = Some(pid));
             Ok(())
         }

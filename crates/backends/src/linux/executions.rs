@@ -28,13 +28,34 @@ struct Account {
     keeper: Option<i32>,
     /// Processor time when it was last looked at.
     cpu: Duration,
+    /// How often its processes were looked for and not found.
+    misses: u32,
 }
+
+/// How often the processes of an execution may be missing before what it used is no longer waited for.
+const MAX_MISSES: u32 = 500;
 
 impl Account {
     fn find_keeper(&mut self, first: i32) -> Option<i32> {
         let program = || self.program.as_ref().and_then(ProgramPid::get);
         self.keeper = self.keeper.or_else(|| tally::keeper_of(first, program()?));
         self.keeper
+    }
+
+    /// Whether what it used can be told now. Not so between the end of its processes and the word of it, which
+    /// says how much they had used.
+    fn is_accountable(&mut self, first: i32) -> bool {
+        if self.program.as_ref().and_then(ProgramPid::get).is_none() {
+            return true;
+        }
+        // Counted before it is looked at: what lives on has not taken any of it away.
+        self.count_cpu(first);
+        let lives = |keeper: i32| std::path::Path::new(&format!("/proc/{keeper}")).exists();
+        if self.find_keeper(first).is_some_and(lives) {
+            return true;
+        }
+        self.misses += 1;
+        self.misses > MAX_MISSES
     }
 
     /// What its own processes use. Nothing, where they cannot be told apart.
@@ -70,7 +91,7 @@ impl Executions {
     pub(crate) fn begin(&self, program: Option<ProgramPid>) -> u64 {
         let state = &mut *lock(&self.0);
         state.next += 1;
-        let account = Account { program, keeper: None, cpu: Duration::ZERO };
+        let account = Account { program, keeper: None, cpu: Duration::ZERO, misses: 0 };
         state.running.insert(state.next, account);
         state.next
     }
@@ -90,6 +111,13 @@ impl Executions {
         let others = state.running.iter_mut().filter(|(other, _)| Some(**other) != number);
         let running: Duration = others.map(|(_, account)| account.count_cpu(first)).sum();
         (state.ended_cpu + running).into()
+    }
+
+    /// Whether it can be told now what all but this one have used.
+    pub(crate) fn are_others_accountable(&self, first: i32, number: u64) -> bool {
+        let state = &mut *lock(&self.0);
+        let mut others = state.running.iter_mut().filter(|(other, _)| **other != number);
+        others.all(|(_, account)| account.is_accountable(first))
     }
 
     /// Whether no other one runs.

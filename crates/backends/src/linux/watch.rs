@@ -119,7 +119,9 @@ impl Held {
         let Some(most) = self.cpu else { return false };
         let all = running.cpu_time().as_millis().saturating_sub(self.before.cpu.as_millis());
         // Telling others apart takes longer, and is needed only now.
-        all > most.as_millis() && self.cpu_used(running) > most
+        all > most.as_millis()
+            && running.executions.are_others_accountable(running.pid, self.number)
+            && self.cpu_used(running) > most
     }
 
     fn reach(&self, limit: LimitKind) {

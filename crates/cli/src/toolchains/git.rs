@@ -20,9 +20,9 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// What a commit in a worktree writes to in the directory that all worktrees share.
 const COMMITTED_TO: [&str; 3] = ["objects", "refs", "logs"];
 /// What leads from a worktree's directory elsewhere, or configures it.
-const WORKTREE_POINTERS: [&str; 3] = ["commondir", "gitdir", "config.worktree"];
-/// What must be there, and stay as it is, for a whole git directory to be writable.
-const SUBMODULE_FIXED: [&str; 2] = ["config", "hooks"];
+const WORKTREE_POINTERS: [&str; 3] = ["commondir", "gitdir", WORKTREE_CONFIG];
+/// What git reads beside the configuration where that says so.
+const WORKTREE_CONFIG: &str = "config.worktree";
 
 /// A git directory, and what of it may be written to.
 #[derive(Debug, PartialEq, Eq)]
@@ -93,12 +93,9 @@ fn worktree(workspace: &Path, dir: &Path) -> Option<GitDir> {
     }
     let there = |path: &PathBuf| fs::symlink_metadata(path).is_ok();
     let written = COMMITTED_TO.iter().map(|name| common.join(name)).filter(there);
+    let written = written.chain([dir.to_owned()]).filter(|_| !is_configurable(common, dir));
     let fixed = WORKTREE_POINTERS.iter().map(|name| dir.join(name)).filter(there);
-    Some(GitDir {
-        shown: common.to_owned(),
-        written: written.chain([dir.to_owned()]).collect(),
-        fixed: fixed.collect(),
-    })
+    Some(GitDir { shown: common.to_owned(), written: written.collect(), fixed: fixed.collect() })
 }
 
 /// A git directory whose `core.worktree` is the workspace.
@@ -108,15 +105,16 @@ fn submodule(workspace: &Path, dir: &Path) -> Option<GitDir> {
     if back != workspace.canonicalize().ok()? || !is_repository(dir) {
         return None;
     }
-    let fixed: Vec<_> = SUBMODULE_FIXED.iter().map(|name| dir.join(name)).collect();
-    // One without hooks would let a guest add some.
-    let complete = fixed.iter().all(|path| fs::symlink_metadata(path).is_ok());
-    let written = if complete { vec![dir.to_owned()] } else { Vec::new() };
-    Some(GitDir {
-        shown: dir.to_owned(),
-        written,
-        fixed: if complete { fixed } else { Vec::new() },
-    })
+    // Nothing of it: whoever can add a file there can add a `commondir`, and git would take its configuration
+    // from wherever that leads.
+    Some(GitDir { shown: dir.to_owned(), written: Vec::new(), fixed: Vec::new() })
+}
+
+/// Whether a guest that may add files to a worktree's directory could add a configuration that git heeds.
+fn is_configurable(common: &Path, dir: &Path) -> bool {
+    let heeded = small_file(&common.join("config"), MAX_CONFIG_BYTES)
+        .is_none_or(|config| config.to_ascii_lowercase().contains("worktreeconfig"));
+    heeded && fs::symlink_metadata(dir.join(WORKTREE_CONFIG)).is_err()
 }
 
 /// `worktree` of the section `core`.
@@ -187,7 +185,7 @@ mod tests {
         }
 
         fn repository(&self, dir: &str) {
-            for part in ["objects/x", "refs/x", "logs/x", "hooks/x", "HEAD"] {
+            for part in ["objects/x", "refs/x", "logs/x", "hooks/x", "HEAD", "config"] {
                 self.write(&format!("{dir}/{part}"), "");
             }
         }
@@ -253,17 +251,26 @@ mod tests {
     }
 
     #[test]
-    fn a_submodules_hooks_and_configuration_stay_read_only() {
+    fn nothing_of_a_submodules_git_directory_is_writable() {
         let place = Place::new();
         let own = "main/.git/modules/lib";
         place.repository(own);
         place.write(&format!("{own}/config"), "[core]\n\tworktree = ../../../lib\n");
         place.write("main/lib/.git", "gitdir: ../.git/modules/lib\n");
         let (read, written, _) = place.found("main/lib");
-        assert_eq!(read, [format!("{own}/config"), format!("{own}/hooks")]);
-        assert_eq!(written, [own]);
-        fs::remove_dir_all(place.base.join(own).join("hooks")).unwrap();
-        let (read, written, _) = place.found("main/lib");
-        assert_eq!((read, written), (vec![own.to_owned()], vec![]), "hooks could be added");
+        assert_eq!((read, written), (vec![own.to_owned()], vec![]));
+    }
+
+    #[test]
+    fn a_worktree_that_could_be_given_a_configuration_is_read_only() {
+        let place = Place::new();
+        place.worktree("wt/.git");
+        place.write("main/.git/config", "[extensions]\n\tworktreeConfig = true\n");
+        assert_eq!(place.found("wt").1, Vec::<String>::new());
+        // One that is there stays as it is.
+        place.write("main/.git/worktrees/wt/config.worktree", "");
+        let (read, written, _) = place.found("wt");
+        assert_eq!(written.len(), 4);
+        assert!(read.contains(&"main/.git/worktrees/wt/config.worktree".to_owned()), "{read:?}");
     }
 }

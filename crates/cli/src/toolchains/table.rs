@@ -117,7 +117,8 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             Root {
                 variable: Some("RUSTUP_HOME"),
                 defaults: &["~/.rustup"],
-                shown: &["toolchains", "settings.toml"],
+                // It makes the last where that is missing.
+                shown: &["toolchains", "settings.toml", "update-hashes"],
                 ..PLAIN
             },
         ],

@@ -7,10 +7,12 @@ use crate::case::{case, check, same};
 use crate::{Case, Kit, Ran, Verdict};
 
 pub(super) const CASES: &[Case] = &[
-    case!("a sandbox can be used again after its memory was exceeded", "C-16", memory),
-    case!("a sandbox can be used again after its processes were used up", "C-16", processes),
-    case!("a sandbox can be used again after processor time was used up", "C-16", cpu_time),
-    case!("a sandbox can be used again after too much was written", "C-16", disk),
+    case!("a sandbox can be used again after its memory was exceeded", "C-16", memory).isolation(),
+    case!("a sandbox can be used again after its processes were used up", "C-16", processes)
+        .isolation(),
+    case!("a sandbox can be used again after processor time was used up", "C-16", cpu_time)
+        .isolation(),
+    case!("a sandbox can be used again after too much was written", "C-16", disk).isolation(),
     case!("a command that runs out of its own time is told that time", "C-16", wall_time)
         .needs(&[Feature::WallTimeLimit]),
     case!("a sandbox can be used again after its output was cut", "C-16", output)

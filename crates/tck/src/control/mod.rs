@@ -36,6 +36,7 @@ pub const CANNOT: &[(&str, &str)] = &[
     ("a snapshot names no path, mount or given-up feature of its host", "it takes no snapshot"),
     ("an image that is not to be had fails by its name", "it has no images"),
     ("a WebAssembly module of the host is the program", "it runs programs of the host's own kind"),
+    ("a workspace appears at the path that was chosen, and at its usual one", "it mounts nothing"),
     ("nothing is left of a sandbox whose mount does not exist", "it mounts nothing"),
     ("nothing is left after the engine's process was killed", "its processes outlive their engine"),
 ];
