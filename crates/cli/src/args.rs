@@ -12,6 +12,7 @@ use stockade_core::{
     SandboxSpec, Span, TenantName, User, Workspace,
 };
 
+use crate::caller;
 use crate::config::Settings;
 use crate::env;
 use crate::views::{GitArg, Handle, Wanted};
@@ -26,7 +27,7 @@ pub struct SpecArgs {
     /// Accept this boundary; may be given several times. Without it: any that makes a security claim.
     #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
     pub boundaries: Vec<Boundary>,
-    /// What the root is made of: host, dir:PATH, oci:PATH, name:IMAGE or wasm:PATH.
+    /// What the root is made of: host, a name such as debian:12, dir:PATH, oci:PATH or wasm:PATH.
     #[arg(long, value_name = "IMAGE", default_value = "host", hide_default_value = true)]
     pub image: ImageArg,
     /// Let the root be written to; the changes are gone with the sandbox.
@@ -67,10 +68,10 @@ pub struct PlaceArgs {
     #[arg(long)]
     pub read_only: bool,
     /// Let a further directory or file of the host appear, read-only unless `rw` is said.
-    #[arg(long = "mount", value_name = "SRC:DST[:ro|rw]")]
+    #[arg(short = 'v', long = "mount", alias = "volume", value_name = "SRC:DST[:ro|rw]")]
     pub mounts: Vec<MountArg>,
     /// Where the command starts; the workspace unless told otherwise.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<SandboxPath>,
 }
 
@@ -78,17 +79,19 @@ pub struct PlaceArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Surroundings")]
 pub struct SurroundingArgs {
-    /// What may be reached: none, loopback, or a list of hosts. Nothing unless told otherwise.
-    #[arg(long, value_name = "none|loopback|HOST[,HOST…]")]
+    /// What may be reached: none, loopback, or a list of hosts. [default: loopback, where the backend has
+    /// one of its own]
+    #[arg(long, alias = "network", value_name = "none|loopback|HOST[,HOST…]")]
     pub net: Option<NetArg>,
-    /// Set a variable, or pass on the one of that name. Nothing else is inherited.
-    #[arg(long, value_name = "K=V|K")]
+    /// Set a variable, or pass on the one of that name. Nothing else is inherited but language, time zone
+    /// and git's name and mail.
+    #[arg(short, long, value_name = "K=V|K")]
     pub env: Vec<String>,
     /// Set the variables that a file lists, one K=V on each line.
     #[arg(long, value_name = "FILE")]
     pub env_file: Vec<PathBuf>,
     /// Run as this user and group, in numbers.
-    #[arg(long, value_name = "UID[:GID]")]
+    #[arg(short, long, value_name = "UID[:GID]")]
     pub user: Option<User>,
     /// Whom it is run for.
     #[arg(long, value_name = "NAME")]
@@ -109,10 +112,10 @@ pub struct SurroundingArgs {
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
     /// Share of processor time: cores such as 1.5, at most as many as there are, or millicores such as 500m.
-    #[arg(long, allow_negative_numbers = true, value_name = "CORES")]
+    #[arg(long, alias = "cpus", allow_negative_numbers = true, value_name = "CORES")]
     pub cpu: Option<Millicores>,
     /// Memory of the whole sandbox. [default: 512m]
-    #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
+    #[arg(short, long, alias = "memory", allow_negative_numbers = true, value_name = "SIZE")]
     pub mem: Option<Bytes>,
     /// What may be written to disk. [default: 1g]
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
@@ -139,6 +142,9 @@ pub struct LimitArgs {
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = instructions)]
     pub fuel: Option<u64>,
 }
+
+const NOT_AN_IMAGE: &str = "is not an image: give `host`, a name such as `debian:12`, `dir:PATH`, \
+                            `oci:PATH` or `wasm:PATH`";
 
 /// A kind of image and where it is.
 #[derive(Debug, Clone)]
@@ -196,7 +202,7 @@ impl SpecArgs {
         let place = &self.place;
         let around = &self.surroundings;
         let boundaries: BTreeSet<_> = self.boundaries.iter().copied().collect();
-        let spec = SandboxSpec {
+        let mut spec = SandboxSpec {
             backend: self.backend.clone().or(settings.backend.clone()).unwrap_or_default(),
             boundaries: if boundaries.is_empty() { settings.boundaries() } else { boundaries },
             image: self.image.resolve()?,
@@ -215,6 +221,7 @@ impl SpecArgs {
             labels: around.labels.iter().cloned().map(|LabelArg(k, v)| (k, v)).collect(),
             without: around.without.iter().copied().collect(),
         };
+        caller::add_to(&mut spec);
         check_cores(&spec)?;
         match wanted {
             Wanted::Plain(Workspace::Local(dir)) | Wanted::View(dir) => {
@@ -310,10 +317,9 @@ impl FromStr for ImageArg {
             Some(("name", name)) => {
                 name.parse().map(Self::Named).map_err(|error: NameError| error.to_string())
             }
-            _ => Err(
-                "is not an image: give `host`, `dir:PATH`, `oci:PATH`, `name:IMAGE` or `wasm:PATH`"
-                    .into(),
-            ),
+            Some(("dir" | "oci" | "wasm", _)) => Err(NOT_AN_IMAGE.into()),
+            // What a registry would take for a name is one; a path never is.
+            _ => given.parse().map(Self::Named).map_err(|_: NameError| NOT_AN_IMAGE.into()),
         }
     }
 }

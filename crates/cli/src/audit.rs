@@ -8,8 +8,11 @@ use stockade_engine::{
 };
 
 use crate::config::Settings;
+use crate::prefix::by_prefix;
 use crate::printer::{Printer, Tone};
 use crate::table::{Cell, Table};
+
+const SHOW: &str = "audit show";
 
 /// What to do with the journal.
 #[derive(Debug, Args)]
@@ -28,7 +31,7 @@ enum AuditVerb {
     },
     /// Show everything about one job.
     Show {
-        /// The job's id, as `audit list` shows it.
+        /// The job's id, as `audit list` shows it, or the beginning of it.
         #[arg(value_name = "JOB")]
         job: JobId,
     },
@@ -126,13 +129,13 @@ fn line(argv: &[String]) -> String {
 }
 
 fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
-    let Some(job) = journal.job(id)? else {
-        return Err(Error::new(
-            ErrorCode::NotFound,
-            "audit show",
-            format!("there is no job `{id}`"),
-        )
-        .remedy("`stockade audit list` shows the ones there are"));
+    let found = match journal.job(id)? {
+        Some(job) => Some(job),
+        None => by_beginning(journal, id)?,
+    };
+    let Some(job) = found else {
+        return Err(Error::new(ErrorCode::NotFound, SHOW, format!("there is no job `{id}`"))
+            .remedy("`stockade audit list` shows the ones there are"));
     };
     if printer.is_json() {
         printer.json(&job);
@@ -140,6 +143,14 @@ fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
         printer.data(&details(&job).render(printer));
     }
     Ok(0)
+}
+
+/// The only job whose id begins so.
+fn by_beginning(journal: &Journal, given: &JobId) -> Result<Option<Job>> {
+    let all: Vec<Job> = journal.jobs(Filter::default())?.collect::<Result<_>>()?;
+    let ids = all.iter().filter_map(|job| job.started.event.job());
+    let meant = by_prefix("jobs", given.as_str(), ids, SHOW)?.cloned();
+    Ok(all.into_iter().find(|job| meant.is_some() && job.started.event.job() == meant.as_ref()))
 }
 
 fn details(job: &Job) -> Table<2> {

@@ -76,8 +76,8 @@ impl Captured {
     }
 
     /// The same for a program of a sandbox that was there before.
-    pub fn report_of(self, run: &Remote, sandbox: &SandboxId, outcome: Option<Outcome>) -> Report {
-        self.about(run.job.clone(), sandbox, (run.backend.clone(), run.boundary), outcome)
+    pub fn report_of(self, run: &Remote, outcome: Option<Outcome>) -> Report {
+        self.about(run.job.clone(), &run.sandbox, (run.backend.clone(), run.boundary), outcome)
     }
 
     /// The object about a program that is known by its record.

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use crate::absent::AbsentArgs;
 use crate::audit::AuditArgs;
 use crate::completions::CompletionsArgs;
+use crate::config_command::ConfigArgs;
 use crate::detect::DetectArgs;
 use crate::explain::ExplainArgs;
 use crate::lasting::VERB;
@@ -31,12 +32,15 @@ use crate::wasm::call::WasmArgs;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]
-#[command(name = "stockade", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "stockade", version, propagate_version = true)]
 #[command(max_term_width = 100)]
 pub struct Cli {
     /// Answer with one JSON object on standard output.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Say why each backend refuses, not only the one that would be taken.
+    #[arg(long, global = true)]
+    pub verbose: bool,
     /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
@@ -101,6 +105,8 @@ pub enum Verb {
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.
     Explain(ExplainArgs),
+    /// Show what is configured and where it comes from, or check it.
+    Config(ConfigArgs),
     /// Read the journal of what was run.
     Audit(AuditArgs),
     /// Run the conformance kit on the backends of this host.

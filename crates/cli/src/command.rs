@@ -3,15 +3,17 @@
 use clap::Args;
 use stockade_core::{Command, Error, ErrorCode, Feature, LimitKind, Result, SandboxSpec, Stdin};
 
+use crate::streams::Attachment;
 use crate::terminal;
 
 /// What to run, and how it is connected.
 #[derive(Debug, Clone, Args)]
 pub struct CommandArgs {
-    /// Pass standard input on. Without it the command's input is empty.
+    /// Pass standard input on. A pipe or a file is passed on without it; `</dev/null` keeps it back.
     #[arg(short, long, help_heading = "Command")]
     pub interactive: bool,
-    /// Give the command a terminal. No default time limits then.
+    /// Give the command a terminal. It gets one without it where all of input, output and errors are a
+    /// terminal. No default time limits then.
     #[arg(short, long = "tty", help_heading = "Command")]
     pub terminal: bool,
     /// Run one line of shell instead of a program.
@@ -28,8 +30,8 @@ impl CommandArgs {
         self.shell.is_none() && self.program.is_empty()
     }
 
-    /// The command these flags mean.
-    pub fn command(&self) -> Result<Command> {
+    /// The command these flags mean, connected to what was asked for or else to what fits.
+    pub fn command(&self, fitting: Attachment) -> Result<Command> {
         if self.is_empty() {
             return Err(Error::new(ErrorCode::Invalid, "run", "no command is given")
                 .remedy("say `stockade run -- CMD ARGS`, or use --shell LINE"));
@@ -38,16 +40,32 @@ impl CommandArgs {
             Some(line) => Command::shell(line.clone()),
             None => Command::program(self.program.iter().cloned()),
         };
-        let streamed = self.interactive || self.terminal;
-        let stdin = if streamed { Stdin::Stream } else { Stdin::None };
-        let terminal = self.terminal.then(terminal::size);
-        Ok(Command { stdin, terminal, ..command })
+        let (stdin, has_terminal) = match self.asked().unwrap_or(fitting) {
+            Attachment::Nothing => (Stdin::None, false),
+            Attachment::Input => (Stdin::Stream, false),
+            Attachment::Terminal => (Stdin::Stream, true),
+        };
+        Ok(Command { stdin, terminal: has_terminal.then(terminal::size), ..command })
+    }
+
+    /// What -i and -t ask for.
+    const fn asked(&self) -> Option<Attachment> {
+        match (self.terminal, self.interactive) {
+            (true, _) => Some(Attachment::Terminal),
+            (false, true) => Some(Attachment::Input),
+            (false, false) => None,
+        }
+    }
+
+    /// Whether the command has a terminal that nobody asked for: it does without where a backend has none.
+    pub const fn can_lose_terminal(&self, command: &Command) -> bool {
+        command.terminal.is_some() && !self.terminal
     }
 
     /// A person at a terminal is in nobody's hurry: times hold only if they were asked for. And programs
     /// on a terminal need to know which.
-    pub fn adjust(&self, spec: &mut SandboxSpec) {
-        if !self.terminal {
+    pub fn adjust(command: &Command, spec: &mut SandboxSpec) {
+        if command.terminal.is_none() {
             return;
         }
         let unasked = [

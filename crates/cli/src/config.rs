@@ -22,6 +22,39 @@ const READ: &str = "read the configuration";
 const SYSTEM: &str = "/etc/stockade/config.toml";
 const PREFIX: &str = "STOCKADE_";
 
+/// One file or variable that sets something.
+#[derive(Debug)]
+pub struct Source {
+    /// What people call it.
+    pub name: String,
+    /// Which file; nothing if it is a variable.
+    pub file: Option<PathBuf>,
+    /// What it sets.
+    pub values: toml::Table,
+}
+
+/// Everything that sets something, the earlier first.
+pub fn sources() -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    for file in [Some(PathBuf::from(SYSTEM)), user_file()].into_iter().flatten() {
+        // Whoever asks has loaded the settings, so the text parses.
+        if let Some(text) = read(&file)?
+            && let Ok(values) = toml::from_str(&text)
+        {
+            let name = file.display().to_string();
+            sources.push(Source { name, file: Some(file), values });
+        }
+    }
+    for (variable, key, _) in VARIABLES {
+        let name = format!("{PREFIX}{variable}");
+        if let Ok(value) = std::env::var(&name) {
+            let values = toml::Table::from_iter([(key.to_owned(), toml::Value::String(value))]);
+            sources.push(Source { name, file: None, values });
+        }
+    }
+    Ok(sources)
+}
+
 /// What is configured. Absent: nobody said.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -235,16 +268,7 @@ fn trusted(
     workspace: Option<&Workspace>,
     printer: &Printer,
 ) -> Result<Option<String>> {
-    let text = match std::fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => {
-            let message = format!("`{}` cannot be read", file.display());
-            return Err(Error::new(ErrorCode::Invalid, READ, message)
-                .remedy("make it a readable text file, or remove it")
-                .source(error));
-        }
-    };
+    let Some(text) = read(file)? else { return Ok(None) };
     let dir = match workspace {
         Some(Workspace::Local(dir)) => Some(dir),
         Some(Workspace::Overlay(layers)) => Some(&layers.lower),
@@ -256,6 +280,20 @@ fn trusted(
         return Ok(None);
     }
     Ok(Some(text))
+}
+
+/// The text of a file, if it is there.
+fn read(file: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            let message = format!("`{}` cannot be read", file.display());
+            Err(Error::new(ErrorCode::Invalid, READ, message)
+                .remedy("make it a readable text file, or remove it")
+                .source(error))
+        }
+    }
 }
 
 fn parse(file: &Path, text: &str) -> Result<Settings> {
@@ -281,30 +319,30 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
     }
 }
 
-/// One variable and where its value goes.
-type Variable = (&'static str, fn(&mut Settings, &str) -> Result<(), String>);
+/// One variable, the key of a file that means the same, and where its value goes.
+type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
 const VARIABLES: [Variable; 12] = [
-    ("BACKEND", |to, given| set(&mut to.backend, given)),
-    ("BOUNDARIES", |to, given| {
+    ("BACKEND", "backend", |to, given| set(&mut to.backend, given)),
+    ("BOUNDARIES", "boundaries", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
         to.boundaries = Some(all?);
         Ok(())
     }),
-    ("TENANT", |to, given| set(&mut to.tenant, given)),
-    ("STATE_DIR", |to, given| {
+    ("TENANT", "tenant", |to, given| set(&mut to.tenant, given)),
+    ("STATE_DIR", "stateDir", |to, given| {
         let dir = std::path::absolute(given).map_err(|error| error.to_string())?;
         to.state_dir = Some(dir);
         Ok(())
     }),
-    ("CPU", |to, given| set(&mut to.limits.cpu_rate, given)),
-    ("MEM", |to, given| set(&mut to.limits.memory, given)),
-    ("DISK", |to, given| set(&mut to.limits.disk, given)),
-    ("PIDS", |to, given| set(&mut to.limits.processes, given)),
-    ("TIMEOUT", |to, given| set(&mut to.limits.wall_time, given)),
-    ("CPU_TIME", |to, given| set(&mut to.limits.cpu_time, given)),
-    ("MAX_OUTPUT", |to, given| set(&mut to.limits.output, given)),
-    ("OPEN_FILES", |to, given| set(&mut to.limits.open_files, given)),
+    ("CPU", "limits.cpuRate", |to, given| set(&mut to.limits.cpu_rate, given)),
+    ("MEM", "limits.memory", |to, given| set(&mut to.limits.memory, given)),
+    ("DISK", "limits.disk", |to, given| set(&mut to.limits.disk, given)),
+    ("PIDS", "limits.processes", |to, given| set(&mut to.limits.processes, given)),
+    ("TIMEOUT", "limits.wallTime", |to, given| set(&mut to.limits.wall_time, given)),
+    ("CPU_TIME", "limits.cpuTime", |to, given| set(&mut to.limits.cpu_time, given)),
+    ("MAX_OUTPUT", "limits.output", |to, given| set(&mut to.limits.output, given)),
+    ("OPEN_FILES", "limits.openFiles", |to, given| set(&mut to.limits.open_files, given)),
 ];
 
 fn set<T: std::str::FromStr<Err: std::fmt::Display>>(
@@ -327,8 +365,8 @@ fn from_env(
         if setting.starts_with("TCK_") {
             continue;
         }
-        match VARIABLES.iter().find(|(known, _)| *known == setting) {
-            Some((_, apply)) => {
+        match VARIABLES.iter().find(|(known, ..)| *known == setting) {
+            Some((.., apply)) => {
                 let applied = value
                     .to_str()
                     .map_or(Err("is not valid UTF-8".into()), |value| apply(&mut settings, value));
@@ -364,6 +402,51 @@ mod tests {
         ] {
             let error = from_toml(text).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains("/etc/x.toml"), "{error}");
+        }
+    }
+
+    /// The keys of a table, as the parser lists them for one that it does not know.
+    fn keys(table: &str) -> Vec<String> {
+        let error = from_toml(&format!("{table}\nno-such-key = 1")).unwrap_err().to_string();
+        let listed = error.split_once("expected").unwrap_or_else(|| panic!("{table}: {error}")).1;
+        // Every other piece between backticks is a name; the error's own remedy has none.
+        listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_page_on_configuration_names_every_key_and_variable() {
+        const PAGE: &str = include_str!("../../../docs/configuration.md");
+        const TABLES: [(&str, &str); 13] = [
+            ("", ""),
+            ("[limits]", "limits."),
+            ("[quotas.a]", "quotas.NAME."),
+            ("[defaultQuota]", "defaultQuota."),
+            ("[approval]", "approval."),
+            ("[[approval.rules]]", "approval.rules."),
+            ("[approval.rules.match]", "approval.rules.match."),
+            ("[docker]", "docker."),
+            ("[microvm]", "microvm."),
+            ("[microvm.firecracker]", "microvm.firecracker."),
+            ("[microvm.firecracker.jailer]", "microvm.firecracker.jailer."),
+            ("[[ssh.hosts]]", "ssh.hosts."),
+            ("[[pool]]", "pool."),
+        ];
+        for (table, prefix) in TABLES {
+            let table = table.replace(
+                "[approval.rules.match]",
+                "[[approval.rules]]\nverdict = \"ask\"\n[approval.rules.match]",
+            );
+            for key in keys(&table) {
+                let named = format!("`{prefix}{key}");
+                assert!(PAGE.contains(&named), "docs/configuration.md does not name {named}`");
+            }
+        }
+        for key in keys("[ssh]") {
+            assert!(PAGE.contains(&format!("`ssh.{key}")), "ssh.{key}");
+        }
+        for (variable, key, _) in VARIABLES {
+            let row = format!("| `{PREFIX}{variable}` | `{key}` |");
+            assert!(PAGE.contains(&row), "docs/configuration.md has no row {row}");
         }
     }
 

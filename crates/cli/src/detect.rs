@@ -1,7 +1,8 @@
-//! `stockade detect`: what each backend was measured to have on this host.
+//! `stockade detect`: what each backend was measured to have on this host. One table of all of them, or
+//! one of them with mechanisms, reasons and remedies.
 
 use clap::Args;
-use stockade_core::{BackendChoice, Capabilities, Result, Support};
+use stockade_core::{BackendChoice, Capabilities, Feature, Result, Support};
 
 use crate::config::Settings;
 use crate::printer::{Printer, Tone};
@@ -11,10 +12,16 @@ use crate::table::{Cell, Table};
 /// What takes its time.
 pub const MEASURING: &str = "measuring what each backend can do";
 
+/// Spaces between two columns.
+const GAP: usize = 2;
+
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct DetectArgs {
-    /// Only this backend.
+    /// Only this backend, with mechanisms, reasons and remedies.
+    #[arg(value_name = "NAME", conflicts_with = "backend")]
+    name: Option<BackendChoice>,
+    /// The same as NAME.
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendChoice>,
 }
@@ -22,7 +29,7 @@ pub struct DetectArgs {
 /// Measures and shows; fails only if nothing could be measured.
 pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let choice = args.backend.clone().unwrap_or_default();
+    let choice = args.name.clone().or(args.backend.clone()).unwrap_or_default();
     let engine = registry::engine(&settings, &choice).await?;
     let wanted = |capabilities: &Capabilities| match &choice {
         BackendChoice::Auto => true,
@@ -33,11 +40,82 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
     engine.close().await?;
     if printer.is_json() {
         printer.json(&measured);
+    } else if choice == BackendChoice::Auto {
+        printer.data(&summary(&measured, printer));
     } else {
         let shown: Vec<_> = measured.iter().map(|one| section(one, printer)).collect();
         printer.data(&shown.join("\n"));
     }
     Ok(0)
+}
+
+/// A column of the summary, from the backend's name downwards.
+fn column(capabilities: &Capabilities) -> Vec<(Option<Tone>, String)> {
+    let name = capabilities.backend.as_str();
+    let head = [
+        (Some(Tone::Head), name.to_owned()),
+        (None, capabilities.boundary.to_string()),
+        (None, registry::typical_start(&capabilities.backend).to_owned()),
+    ];
+    let features = Feature::ALL.iter().map(|feature| {
+        let (tone, word) = match capabilities.support(*feature) {
+            Support::Full { .. } => (Tone::Good, "yes"),
+            Support::Partial { .. } => (Tone::Fair, "partly"),
+            Support::Missing { .. } => (Tone::Bad, "no"),
+        };
+        (Some(tone), word.to_owned())
+    });
+    head.into_iter().chain(features).collect()
+}
+
+/// Backends that are here across, features down, and one line on the rest.
+fn summary(measured: &[Capabilities], printer: &Printer) -> String {
+    let here = || measured.iter().filter(|one| one.unavailable.is_none());
+    let labels = ["", "boundary", "typical start"].into_iter().map(str::to_owned);
+    let labels = labels.chain(Feature::ALL.iter().map(ToString::to_string));
+    let labels: Vec<_> = labels.map(|label| (None, label)).collect();
+    let columns: Vec<_> = std::iter::once(labels).chain(here().map(column)).collect();
+    across(&columns, printer) + &rest(measured)
+}
+
+fn across(columns: &[Vec<(Option<Tone>, String)>], printer: &Printer) -> String {
+    let width = |column: &[(Option<Tone>, String)]| {
+        column.iter().map(|(_, word)| word.chars().count()).max().unwrap_or(0)
+    };
+    let height = columns.first().map_or(0, Vec::len);
+    let mut text = String::new();
+    for row in 0..height {
+        let mut line = String::new();
+        for column in columns {
+            let (tone, word) = &column[row];
+            let padding = " ".repeat(width(column) - word.chars().count() + GAP);
+            line += &tone.map_or_else(|| word.clone(), |tone| printer.tone(tone, word));
+            line += &padding;
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// Which backends are not here, what the contract promises and one does not keep, and where more is to be read.
+fn rest(measured: &[Capabilities]) -> String {
+    let absent = measured.iter().filter(|one| one.unavailable.is_some());
+    let absent: Vec<_> = absent.map(|one| one.backend.to_string()).collect();
+    let gaps = measured.iter().filter(|one| !one.gaps.is_empty()).map(|one| {
+        let clauses: Vec<_> = one.gaps.iter().map(|gap| gap.clause.as_str()).collect();
+        format!("{} ({})", one.backend, clauses.join(", "))
+    });
+    let gaps: Vec<_> = gaps.collect();
+    let mut said = Vec::new();
+    if !absent.is_empty() {
+        said.push(format!("not available: {}", absent.join(", ")));
+    }
+    if !gaps.is_empty() {
+        said.push(format!("gaps: {}", gaps.join(", ")));
+    }
+    said.push("how, why not and the remedy: stockade detect NAME".to_owned());
+    said.join("; ") + "\n"
 }
 
 fn section(capabilities: &Capabilities, printer: &Printer) -> String {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde::Serialize;
-use stockade_core::{Enforcement, Result, admit};
+use stockade_core::{Capabilities, Enforcement, Feature, Network, Result, Support, admit};
 use stockade_engine::{Choice, Selection};
 
 use crate::args::SpecArgs;
@@ -10,8 +10,12 @@ use crate::command::CommandArgs;
 use crate::detect::MEASURING;
 use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
+use crate::streams::Attachment;
 use crate::table::{Cell, Table};
 use crate::wasm;
+
+/// Stands for the command where none is given.
+const ANY_PROGRAM: &str = "true";
 
 /// The flags of `run`.
 #[derive(Debug, Args)]
@@ -28,18 +32,30 @@ pub struct ExplainArgs {
 struct Explanation {
     #[serde(flatten)]
     selection: Selection,
+    /// Absent where no backend is taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkChoice>,
     limits: Vec<Enforcement>,
 }
 
+/// What could be reached, and why that.
+#[derive(Debug, Serialize)]
+struct NetworkChoice {
+    policy: Network,
+    why: String,
+}
+
 /// Shows the choice; ends as `run` would if nobody can do it.
-pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
+pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let settings = wanted.settings(printer)?.settings;
     let mut spec = args.spec.spec(&wanted, &settings)?;
-    args.command.adjust(&mut spec);
-    if !args.command.is_empty() {
-        wasm::recognise(&mut spec, &mut args.command.command()?)?;
+    if args.command.is_empty() {
+        args.command.program.push(ANY_PROGRAM.into());
     }
+    let mut command = args.command.command(Attachment::of_streams(printer.is_json()))?;
+    CommandArgs::adjust(&command, &mut spec);
+    wasm::recognise(&mut spec, &mut command)?;
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
     let taken = match &selection.chosen {
@@ -47,15 +63,31 @@ pub async fn explain(args: ExplainArgs, printer: &Printer) -> Result<i32> {
         None => None,
     };
     engine.close().await?;
-    let admitted = taken.and_then(|capabilities| admit(&spec, &capabilities).ok());
-    let limits = admitted.map(|admitted| admitted.enforcement().to_vec()).unwrap_or_default();
-    let explanation = Explanation { selection, limits };
+    let admitted = taken.and_then(|taken| Some((admit(&spec, &taken).ok()?, taken)));
+    let network = admitted.as_ref().map(|(admitted, taken)| {
+        let policy = admitted.spec().network.clone();
+        NetworkChoice { why: why_network(&spec.network, taken), policy }
+    });
+    let limits = admitted.map(|(admitted, _)| admitted.enforcement().to_vec()).unwrap_or_default();
+    let explanation = Explanation { selection, network, limits };
     if printer.is_json() {
         printer.json(&explanation);
     } else {
         printer.data(&explanation.text(printer));
     }
     Ok(if explanation.selection.chosen.is_some() { 0 } else { OWN_ERROR })
+}
+
+fn why_network(asked: &Network, taken: &Capabilities) -> String {
+    if *asked != Network::Auto {
+        return "asked for".into();
+    }
+    match taken.support(Feature::LoopbackNetwork) {
+        Support::Full { .. } => "the default: nothing leaves the sandbox".into(),
+        Support::Partial { gap: reason, .. } | Support::Missing { reason, .. } => {
+            format!("{} has no loopback of its own: {reason}", taken.backend)
+        }
+    }
 }
 
 impl Explanation {
@@ -75,11 +107,24 @@ impl Explanation {
             ]);
         }
         let mut text = backends.render(printer);
+        if let Some(NetworkChoice { policy, why }) = &self.network {
+            text += &format!("\nnetwork: {} ({why})\n", policy_name(policy));
+        }
         if !self.limits.is_empty() {
             text.push('\n');
             text += &limits(&self.limits).render(printer);
         }
         text
+    }
+}
+
+fn policy_name(policy: &Network) -> String {
+    match policy {
+        Network::Auto | Network::None => "none".into(),
+        Network::Loopback => "loopback".into(),
+        Network::Egress(rules) => {
+            rules.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        }
     }
 }
 

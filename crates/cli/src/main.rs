@@ -6,11 +6,13 @@ mod args;
 mod asking;
 mod attend;
 mod audit;
+mod caller;
 mod capture;
 mod cli;
 mod command;
 mod completions;
 mod config;
+mod config_command;
 mod detect;
 mod env;
 mod explain;
@@ -20,11 +22,14 @@ mod lasting;
 mod mcp;
 mod output;
 mod pools;
+mod prefix;
 mod printer;
 mod reasons;
+mod refusals;
 mod registry;
 mod run;
 mod secrets_in_arguments;
+mod streams;
 mod table;
 #[cfg(feature = "tck")]
 mod tck;
@@ -78,7 +83,7 @@ fn names_another(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
 }
 
 fn dispatch(cli: Cli, native: Native) -> i32 {
-    let printer = Printer::new(cli.json);
+    let printer = Printer::new(cli.json).verbose(cli.verbose);
     let done = runtime().and_then(|runtime| runtime.block_on(command(cli.verb, native, &printer)));
     done.unwrap_or_else(|error| printer.error(&error))
 }
@@ -109,6 +114,7 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Wasm(_) => Err(absent::absent("wasm", "WebAssembly")),
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
+        Verb::Config(args) => config_command::config(&args, printer),
         Verb::Audit(args) => audit::audit(args, printer),
         #[cfg(feature = "tck")]
         Verb::Tck(args) => tck::tck(&args, printer),

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
-use stockade_core::{Error, is_unsafe_to_show};
+use stockade_core::{Error, Refusal, Refusals, is_unsafe_to_show};
+
+use crate::refusals::decisive;
 
 /// The exit code of stockade's own failures.
 pub const OWN_ERROR: i32 = 125;
@@ -14,10 +16,14 @@ pub const OWN_ERROR: i32 = 125;
 /// After this a person wants to know what is going on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Where the refusals of the other backends are to be seen.
+const EXPLAIN: &str = "; --verbose, or `stockade explain`, says why not another backend";
+
 /// Decides what is shown.
 #[derive(Debug, Clone, Copy)]
 pub struct Printer {
     json: bool,
+    verbose: bool,
     terminal: bool,
     colour: bool,
     /// Columns of the terminal; nothing when output is not shown on one.
@@ -55,7 +61,14 @@ impl Printer {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let width = terminal.then(|| usize::from(crate::terminal::size().cols));
-        Self { json, terminal, colour: terminal && !dumb && !set("NO_COLOR"), width }
+        let colour = terminal && !dumb && !set("NO_COLOR");
+        Self { json, verbose: false, terminal, colour, width }
+    }
+
+    /// Whether everything is told, or what matters most.
+    #[must_use]
+    pub const fn verbose(self, verbose: bool) -> Self {
+        Self { verbose, ..self }
     }
 
     /// Whether the answer is to be JSON.
@@ -120,7 +133,7 @@ impl Printer {
         if self.json {
             self.json(&error_json(error));
         } else {
-            error_lines(error).iter().for_each(|line| self.note(line));
+            error_lines(error, self.verbose).iter().for_each(|line| self.note(line));
         }
         OWN_ERROR
     }
@@ -136,19 +149,23 @@ fn error_json(error: &Error) -> serde_json::Value {
     }})
 }
 
-/// One line, or one for each refusal where there are several.
-fn error_lines(error: &Error) -> Vec<String> {
+/// One line, or one for each refusal that matters where there are several.
+fn error_lines(error: &Error, verbose: bool) -> Vec<String> {
     match error.refusals() {
-        Some(refusals) if refusals.0.len() > 1 => refusals
-            .0
-            .iter()
-            .map(|refusal| {
-                let what = refusal.subject();
-                format!("refused: {what}: {} (remedy: {})", refusal.reason, refusal.remedy)
-            })
-            .collect(),
+        Some(refusals) if refusals.0.len() > 1 => refusal_lines(refusals, verbose),
         Some(_) | None => vec![error_line(error)],
     }
+}
+
+fn refusal_lines(refusals: &Refusals, verbose: bool) -> Vec<String> {
+    let shown = if verbose { refusals.0.iter().collect() } else { decisive(refusals) };
+    let hidden = refusals.0.len() - shown.len();
+    let line = |(at, refusal): (usize, &&Refusal)| {
+        let Refusal { reason, remedy, .. } = refusal;
+        let more = if hidden > 0 && at + 1 == shown.len() { EXPLAIN } else { "" };
+        format!("refused: {}: {reason} (remedy: {remedy}{more})", refusal.subject())
+    };
+    shown.iter().enumerate().map(line).collect()
 }
 
 fn error_line(error: &Error) -> String {

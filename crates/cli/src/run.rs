@@ -2,19 +2,21 @@
 
 use clap::Args;
 use stockade_backends::native::Native;
-use stockade_core::{Command, Result, SandboxSpec, Signal, SnapshotId};
+use stockade_core::{Command, Feature, Result, SandboxSpec, Signal, SnapshotId};
 use stockade_engine::{Engine, Execution, Subscription};
 
 use crate::args::SpecArgs;
 use crate::attend::{End, attend, collect, conclude, relay};
 use crate::capture::{self, Captured};
 use crate::command::CommandArgs;
+use crate::detect::MEASURING;
 use crate::interrupts::{self, Interrupts};
 use crate::lasting::create::{MADE_OF, as_captured, detached};
 use crate::output::Output;
 use crate::printer::Printer;
 use crate::reasons::watched;
 use crate::registry::{self, Isolation};
+use crate::streams::Attachment;
 use crate::terminal::{self, Raw};
 use crate::views::{self, Settled, Taken, review};
 use crate::wasm;
@@ -39,8 +41,12 @@ pub struct RunArgs {
     review: bool,
     /// Do not wait: print the sandbox's id and the job's, and let the command run on. The sandbox
     /// ends with it.
-    #[arg(long, help_heading = "Command")]
+    #[arg(short, long, help_heading = "Command")]
     detach: bool,
+    /// Taken for those who type it by habit: a sandbox of `run` never stays.
+    #[arg(long, hide = true)]
+    #[allow(dead_code, reason = "it changes nothing")]
+    rm: bool,
     /// Run WebAssembly in a worker inside native walls, or not at all. [default: where there are any]
     #[arg(long, help_heading = "WebAssembly", conflicts_with_all = ["no_isolate", "detach"])]
     isolate: bool,
@@ -63,7 +69,9 @@ impl RunArgs {
 
 /// Runs the command; answers its exit code.
 pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
-    let mut command = args.command.command()?;
+    let fitting =
+        if args.detach { Attachment::Nothing } else { Attachment::of_streams(printer.is_json()) };
+    let mut command = args.command.command(fitting)?;
     if args.review {
         review::require(printer)?;
         args.spec.place.overlay |= args.spec.place.resume.is_none();
@@ -77,7 +85,6 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
-    args.command.adjust(&mut spec);
     wasm::recognise(&mut spec, &mut command)?;
     if printer.is_json() {
         capture::check(&spec, &command)?;
@@ -95,6 +102,15 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         Ok(engine) => engine?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
+    if args.command.can_lose_terminal(&command) {
+        let offered = engine.offers(&spec, Feature::Terminal);
+        match interrupts.unless(printer.patiently(MEASURING, offered)).await {
+            Ok(true) => {}
+            Ok(false) => command.terminal = None,
+            Err(signal) => return Ok(interrupts::exit_code(signal)),
+        }
+    }
+    CommandArgs::adjust(&command, &mut spec);
     let taking = views::take(&wanted, &mut spec, &engine, settings, printer);
     let view = match interrupts.unless(taking).await {
         Ok(taken) => taken?,
@@ -143,7 +159,6 @@ async fn start(
     interrupts: &mut Interrupts,
     printer: &Printer,
 ) -> Result<Started> {
-    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
     let asked = spec.limits;
     let starting = printer.patiently("building the sandbox", async {
         match from {
@@ -157,6 +172,8 @@ async fn start(
             if let (Some(line), false) = (watched(&asked, execution.limits()), printer.is_json()) {
                 printer.note(&line);
             }
+            // Not before: keys such as Ctrl-C end a start that takes long.
+            let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
             Ok(Started::Runs { execution, follower, raw })
         }
         Err(signal) => {
@@ -170,8 +187,8 @@ async fn start(
 pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
     let (isolate, no_isolate) = (false, false);
-    let (review, detach, from) = (false, false, None);
-    let args = RunArgs { spec, from, review, detach, isolate, no_isolate, command };
+    let (review, detach, rm, from) = (false, false, false, None);
+    let args = RunArgs { spec, from, review, detach, rm, isolate, no_isolate, command };
     run(args, Native::new(), printer).await
 }
 

@@ -1,4 +1,4 @@
-//! Values of `--env K=V` on this process's own command line, which every user of the host can read: they are
+//! Values of `--env K=V` and `-e K=V` on this process's own command line, which every user of the host can read: they are
 //! overwritten before anything else happens. Whoever parses gets a copy that was taken before.
 //!
 //! For the instant between the start of the process and the overwriting they can be seen: `--env K` and
@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 const FLAG: &[u8] = b"--env";
+const SHORT_FLAG: u8 = b'e';
 const COVER: u8 = b'*';
 /// Where the kernel says, in the fields after a process's name, at which address its arguments begin and end.
 const ADDRESSES: Range<usize> = 45..47;
@@ -62,7 +63,8 @@ fn values(line: &[u8]) -> Vec<Range<usize>> {
         }
         let given = match argument.strip_prefix(FLAG) {
             Some([b'=', rest @ ..]) => Some(rest),
-            Some(_) | None => value_follows.then_some(argument),
+            Some(_) | None if value_follows => Some(argument),
+            Some(_) | None => after_short_flag(argument),
         };
         if let Some(given) = given
             && let Some(sign) = given.iter().position(|byte| *byte == b'=')
@@ -70,10 +72,18 @@ fn values(line: &[u8]) -> Vec<Range<usize>> {
             let end = start + argument.len();
             values.push(end - given.len() + sign + 1..end);
         }
-        value_follows = argument == FLAG;
+        let short = after_short_flag(argument).is_some_and(<[u8]>::is_empty);
+        value_follows = !value_follows && (argument == FLAG || short);
         start += argument.len() + 1;
     }
     values
+}
+
+/// What stands behind `-e` in one argument, which may follow other short flags as in `-ieK=V`.
+fn after_short_flag(argument: &[u8]) -> Option<&[u8]> {
+    let [b'-', flags @ ..] = argument else { return None };
+    let at = flags.iter().position(|flag| !flag.is_ascii_alphabetic() || *flag == SHORT_FLAG)?;
+    (flags[at] == SHORT_FLAG).then(|| &flags[at + 1..])
 }
 
 #[cfg(test)]
@@ -97,6 +107,8 @@ mod tests {
             ("stockade run --env-file F=1 x", "stockade run --env-file F=1 x"),
             ("stockade run -- env --env K=V", "stockade run -- env --env K=V"),
             ("stockade run --env", "stockade run --env"),
+            ("stockade run -e K=V -it -ieL=W x", "stockade run -e K=* -it -ieL=* x"),
+            ("stockade run -d -te K=V x", "stockade run -d -te K=* x"),
             ("stockade exec s --env K= --env M=x", "stockade exec s --env K= --env M=*"),
         ] {
             assert_eq!(covered(given), shown);

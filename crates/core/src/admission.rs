@@ -132,7 +132,7 @@ pub fn admit(spec: &SandboxSpec, capabilities: &Capabilities) -> Result<Admitted
     }
     let (limits, enforcement) = settle_limits(spec, capabilities);
     Ok(Admitted {
-        spec: spec.clone(),
+        spec: SandboxSpec { network: settle_network(spec, capabilities), ..spec.clone() },
         backend: capabilities.backend.clone(),
         boundary: capabilities.boundary,
         limits,
@@ -255,6 +255,17 @@ fn private_disk_remedy(spec: &SandboxSpec) -> String {
         (spec.root == RootMode::CopyOnWrite).then_some("leave --writable-root out"),
     ];
     steps.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// The network that a sandbox gets: by default its own loopback, which leads nowhere (C-03).
+fn settle_network(spec: &SandboxSpec, capabilities: &Capabilities) -> Network {
+    match &spec.network {
+        Network::Auto => match capabilities.support(Feature::LoopbackNetwork) {
+            Support::Full { .. } => Network::Loopback,
+            Support::Partial { .. } | Support::Missing { .. } => Network::None,
+        },
+        asked @ (Network::None | Network::Loopback | Network::Egress(_)) => asked.clone(),
+    }
 }
 
 /// The limits that will hold, and how (C-02): one given up without a value is not set; everything
@@ -385,6 +396,20 @@ mod tests {
         assert!(remedy(&writable).contains("--read-only"));
         let said = SandboxSpec { read_only: true, root: RootMode::CopyOnWrite, ..writable };
         assert_eq!(remedy(&said), "leave --writable-root out, or leave --strict out");
+    }
+
+    #[test]
+    fn the_default_network_is_the_sandboxs_own_loopback_where_there_is_one() {
+        let network = |spec: &SandboxSpec, capabilities: &Capabilities| {
+            let admitted = admit(spec, capabilities);
+            admitted.unwrap_or_else(|refusals| unreachable!("{refusals}")).spec().network.clone()
+        };
+        let missing = || Support::missing("only the host's", "choose another");
+        let without = watched().with(Feature::LoopbackNetwork, missing());
+        assert_eq!(network(&SandboxSpec::default(), &watched()), Network::Loopback);
+        assert_eq!(network(&SandboxSpec::default(), &without), Network::None);
+        let none = SandboxSpec { network: Network::None, ..SandboxSpec::default() };
+        assert_eq!(network(&none, &watched()), Network::None);
     }
 
     #[test]

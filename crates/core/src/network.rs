@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Network {
-    /// Nothing at all.
+    /// Its own loopback where the backend has one, else nothing. Admission puts one of those in its place.
     #[default]
+    Auto,
+    /// Nothing at all.
     None,
     /// A loopback interface of its own.
     Loopback,

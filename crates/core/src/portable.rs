@@ -46,7 +46,7 @@ impl SandboxSpec {
             spec.image = Image::Host;
         }
         if matches!(spec.network, Network::Egress(_)) {
-            spec.network = Network::None;
+            spec.network = Network::default();
         }
         spec.workspace = Workspace::Ephemeral;
         spec.mounts.clear();

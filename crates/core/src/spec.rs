@@ -12,8 +12,8 @@ use crate::{
     SandboxPath, TenantName,
 };
 
-/// What a caller asks for. The default is C-03: no network, a clean environment, an empty workspace,
-/// everything else read-only or absent, all limits finite.
+/// What a caller asks for. The default is C-03: no network but its own loopback, a clean environment,
+/// an empty workspace, everything else read-only or absent, all limits finite.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SandboxSpec {
@@ -303,10 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn the_default_has_no_network_and_an_empty_environment() {
+    fn the_default_leaves_the_network_to_admission_and_has_an_empty_environment() {
         let spec: SandboxSpec = serde_json::from_str("{}").unwrap();
         assert_eq!(spec, SandboxSpec::default());
-        assert_eq!(spec.network, Network::None);
+        assert_eq!(spec.network, Network::Auto);
         assert!(spec.env.is_empty());
     }
 

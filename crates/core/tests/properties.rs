@@ -44,6 +44,7 @@ fn host_path() -> impl Strategy<Value = HostPath> {
 fn network() -> impl Strategy<Value = Network> {
     let rule = "(\\*\\.)?[a-z]{1,8}\\.[a-z]{2,4}(:[1-9][0-9]{0,3})?";
     prop_oneof![
+        Just(Network::Auto),
         Just(Network::None),
         Just(Network::Loopback),
         vec(rule.prop_map(|text| text.parse().unwrap()), 0..3).prop_map(Network::Egress),

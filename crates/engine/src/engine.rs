@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use stockade_core::{
     Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Enforcement,
-    EngineId, Error, ErrorCode, JobId, Refusal, Refusals, Result, Sandbox, SandboxId, SandboxSpec,
-    admit_command,
+    EngineId, Error, ErrorCode, Feature, JobId, Refusal, Refusals, Result, Sandbox, SandboxId,
+    SandboxSpec, Support, admit_command,
 };
 
 use crate::config::EngineConfig;
@@ -88,6 +88,14 @@ impl Engine {
             named.for_each(|known| known.clone_from(now));
         }
         select(spec, &measured)
+    }
+
+    /// Whether the backend that this spec would take has a feature in full.
+    pub async fn offers(&self, spec: &SandboxSpec, feature: Feature) -> bool {
+        let measured = self.inner.registry.measured(spec).await;
+        let chosen = select(spec, &measured).chosen;
+        let taken = measured.iter().find(|known| Some(&known.backend) == chosen.as_ref());
+        taken.is_some_and(|known| matches!(known.support(feature), Support::Full { .. }))
     }
 
     /// What each backend has on this host, measured now.
@@ -461,8 +469,8 @@ fn every_refusal(spec: &SandboxSpec, selection: &Selection) -> Refusals {
             field: "boundaries".into(),
             feature: None,
             reason: format!("{} was passed over: {}", choice.backend, choice.why),
-            remedy: format!("`stockade detect` says what {} lacks here", choice.backend),
-            backend: None,
+            remedy: format!("name it; `stockade detect` says what {} lacks here", choice.backend),
+            backend: Some(choice.backend.clone()),
         }));
     }
     if refusals.is_empty() {

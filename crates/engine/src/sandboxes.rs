@@ -363,7 +363,8 @@ impl Inner {
         let output = Sink { history: &shared.history, log };
         let mut ended = supervise(process, stdin, &limits, output, shared.cancelled()).await;
         if self.was_killed(&ended.ending, live.sandbox.id()) {
-            (ended.ending, ended.confirmed) = (Ending::Killed, false);
+            ended.confirmed &= ended.ending == Ending::Cancelled;
+            ended.ending = Ending::Killed;
         }
         // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
         let released = if one_shot || !ended.confirmed {
@@ -397,9 +398,10 @@ impl Inner {
         shared.finish(Finished { outcome, released: released.and(recorded) });
     }
 
-    /// Whether what looks like a loss was meant: another process is ending the sandbox.
+    /// Whether an end that looks like a loss was meant, or a cancellation came with the end of the whole
+    /// sandbox: another process is ending it.
     fn was_killed(&self, ending: &Ending, id: &SandboxId) -> bool {
-        matches!(ending, Ending::Lost(_) | Ending::Signalled(Signal::KILL))
+        matches!(ending, Ending::Lost(_) | Ending::Signalled(Signal::KILL) | Ending::Cancelled)
             && self.kill_is_requested(id)
     }
 

@@ -31,9 +31,9 @@ clauses! {
         and ended within a stated time) or not at all. A watched one is applied and told, in one line and \
         in the outcome; under `strict` it is refused. One that cannot be held, and any other missing \
         feature, is refused; a caller may give it up by name (`--without disk-limit`), and that is recorded."
-    "C-03" "Default spec: no network, a clean environment, the workspace writable and everything else \
-        read-only or absent, all limits finite: 30 s CPU, 60 s wall, 512 MiB memory, 1 GiB disk, 128 \
-        processes, 16 MiB output."
+    "C-03" "Default spec: no network but the sandbox's own loopback where the backend has one, a clean \
+        environment, the workspace writable and everything else read-only or absent, all limits finite: \
+        30 s CPU, 60 s wall, 512 MiB memory, 1 GiB disk, 128 processes, 16 MiB output."
     "C-04" "Unknown fields, names that do not parse, paths that escape: refused, naming the field."
     "C-05" "A spec that arrives in a file or over a wire (snapshot, bundle, pool, teleport, API of another \
         user) names no host path, mount or given-up feature of its own: those come from the caller, \

@@ -262,7 +262,8 @@ pub(crate) struct Artifacts {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SandboxCreate {
-    /// What it may reach: `none`, `loopback`, or `{"egress": ["host", "*.host:443"]}`.
+    /// What it may reach: `none`, `loopback`, or `{"egress": ["host", "*.host:443"]}`. Its own
+    /// loopback unless told otherwise.
     #[schemars(with = "Option<Value>")]
     pub network: Option<Network>,
     /// Limits such as `{"memory": "1g", "wallTime": "5m"}`.

@@ -41,7 +41,7 @@ pub(crate) async fn create(
 fn wishes(args: &SandboxCreate) -> Vec<Detail> {
     let network = args.network.as_ref().map(|network| match network {
         Network::None => "none".to_owned(),
-        Network::Loopback => "its own loopback".to_owned(),
+        Network::Auto | Network::Loopback => "its own loopback".to_owned(),
         Network::Egress(rules) => {
             rules.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
         }
@@ -83,7 +83,7 @@ fn wished(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {
 fn widens(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
     let reach = |network: &Network| match network {
         Network::None => 0,
-        Network::Loopback => 1,
+        Network::Auto | Network::Loopback => 1,
         Network::Egress(_) => 2,
     };
     let network = match (&template.network, &spec.network) {

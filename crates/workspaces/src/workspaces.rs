@@ -187,6 +187,7 @@ impl Workspaces {
             // Nobody but this crate writes to a checkout.
             start: (at.manifest.kind != Kind::Git).then_some(at.manifest.start),
             settled: at.entry.ledger().settled()?,
+            bases: at.entry.ledger().bases(),
         };
         let done = apply::apply(&trees, &diff, &options.include, &at.entry.ledger())?;
         if let Application::Applied(applied) = &done
@@ -363,7 +364,7 @@ impl Workspaces {
         let remove = match manifest.kind {
             Kind::Local => false,
             Kind::Ephemeral => true,
-            Kind::Overlay | Kind::Git => unchanged(&entry, &manifest),
+            Kind::Overlay | Kind::Git => is_unchanged(&entry, &manifest),
         };
         if remove {
             self.0.store.remove(id, &entry)?;
@@ -379,15 +380,17 @@ impl Workspaces {
     }
 }
 
-/// Whether there is certainly nothing to keep.
-fn unchanged(entry: &Entry, manifest: &Manifest) -> bool {
-    let look = || -> Outcome<bool> {
+/// Whether there is certainly nothing to keep. Else notes what is beneath the changes, for an `apply` later.
+fn is_unchanged(entry: &Entry, manifest: &Manifest) -> bool {
+    let look = || -> Outcome<Diff> {
         apply::recover(&entry.ledger())?;
-        let diff =
-            scan(&tree(manifest.source.as_path())?, &entry.layer(manifest)?, Contents::Compared)?;
-        Ok(diff.is_empty())
+        let lower = tree(manifest.source.as_path())?;
+        let diff = scan(&lower, &entry.layer(manifest)?, Contents::Compared)?;
+        // Without a note an `apply` goes by change times, which is never wrong.
+        let _ = entry.ledger().note_bases(&lower, &diff, manifest.start);
+        Ok(diff)
     };
-    look().unwrap_or(false)
+    look().is_ok_and(|diff| diff.is_empty())
 }
 
 #[async_trait]

@@ -142,7 +142,7 @@ fn host_config(
 fn network(network: &Network) -> &'static str {
     match network {
         // Egress is not admitted on this backend; loopback is there in any case, and its own.
-        Network::None | Network::Loopback | Network::Egress(_) => "none",
+        Network::Auto | Network::None | Network::Loopback | Network::Egress(_) => "none",
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stockade_core::{
     Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, HostPath, Limits,
-    Mount, Process, ProcessEvent, Result, Sandbox, SandboxId, SandboxSpec, Workspace,
+    Mount, Network, Process, ProcessEvent, Result, Sandbox, SandboxId, SandboxSpec, Workspace,
 };
 use tokio::time::timeout;
 
@@ -200,6 +200,7 @@ impl Root {
             workspace: Workspace::Local(host(draft)?),
             mounts,
             limits: Limits { memory: Some(MEMORY), disk: Some(LARGEST), ..Limits::default() },
+            network: Network::None,
             ..SandboxSpec::default()
         })
     }

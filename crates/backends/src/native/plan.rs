@@ -54,8 +54,8 @@ pub(super) fn plan(
         host_gid: owner.map(|user| user.gid),
         network: match spec.network {
             Network::Loopback => launcher::Network::Loopback,
-            // Egress is not admitted on this backend.
-            Network::None | Network::Egress(_) => launcher::Network::None,
+            // Egress is not admitted on this backend; an admitted spec is not `Auto`.
+            Network::Auto | Network::None | Network::Egress(_) => launcher::Network::None,
         },
         tmp_bytes: scratch,
         rlimits: rlimits(limits, memory_is_held),

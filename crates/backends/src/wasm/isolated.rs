@@ -12,8 +12,8 @@ use bytes::Bytes as Data;
 use sha2::{Digest as _, Sha256};
 use stockade_core::{
     Admitted, Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files,
-    HostPath, Limits, Parts, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
-    Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    HostPath, Limits, Network, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
+    SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 
 use super::body::{Body, environment};
@@ -131,6 +131,7 @@ fn spec(body: &Body, admitted: &Admitted, worker: &Worker) -> Result<SandboxSpec
             ..*limits
         },
         without: admitted.spec().without.clone(),
+        network: Network::None,
         ..SandboxSpec::default()
     })
 }

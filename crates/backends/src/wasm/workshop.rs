@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes as Data;
 use stockade_core::{
-    Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxSpec, Span,
-    StartFailure, Stdin, StreamId,
+    Backend, Bytes, Command, Error, ErrorCode, ExitStatus, HostPath, Limits, Mount, Network,
+    Process, ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxSpec,
+    Span, StartFailure, Stdin, StreamId,
 };
 use tokio::sync::{Semaphore, oneshot};
 
@@ -150,6 +150,7 @@ async fn in_walls(
     let spec = SandboxSpec {
         mounts: vec![walls.worker.mount()?],
         limits: Limits { memory: Some(MEMORY), ..Limits::default() },
+        network: Network::None,
         ..SandboxSpec::default()
     };
     let sandbox = walls.native.create(id, &linux::provisional(NAME, &spec)?).await?;

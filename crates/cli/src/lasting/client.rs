@@ -23,6 +23,8 @@ pub struct Connection {
     pub writer: OwnedWriteHalf,
     /// What it is used for, for messages.
     pub operation: &'static str,
+    /// The sandbox, by its whole id.
+    pub sandbox: SandboxId,
 }
 
 impl Connection {
@@ -35,7 +37,7 @@ impl Connection {
         let Some(stream) = sockets.connect(id).await? else { return Ok(None) };
         same_user(&stream, operation)?;
         let (reader, writer) = stream.into_split();
-        let mut connection = Self { reader, writer, operation };
+        let mut connection = Self { reader, writer, operation, sandbox: id.clone() };
         match tokio::time::timeout(GREETING, connection.greet()).await {
             Ok(greeted) => greeted.map(|()| Some(connection)),
             Err(_) => Err(Error::new(ErrorCode::TooSlow, operation, "its supervisor says nothing")

@@ -1,7 +1,7 @@
 //! `stockade cp`: files and directories into a sandbox or out of it.
 //!
-//! Symbolic links below what was named are left out and told: on the other side they would point
-//! somewhere else.
+//! Symbolic links that lead to something else in what is copied stay links. Others are left out and told:
+//! on the other side they would point somewhere else.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::json;
 use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId};
 
-use super::copy::{Guest, Summary, executable, inward, outward};
+use super::copy::{Guest, Programs, Summary, inward, outward};
 use super::place::Place;
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -70,25 +70,27 @@ async fn copy(args: &CpArgs, place: &Place) -> Result<Summary> {
         (End::Here(source), End::There(id, target)) => {
             let mut guest = Guest::new(place.reach(id, CP).await?);
             let mut summary = inward::copy(source, &mut guest, target).await?;
-            keep_executable(place, id, &mut summary).await?;
+            finish_inside(&Programs { place, id }, &mut summary).await?;
             Ok(summary)
         }
         (End::There(id, source), End::Here(target)) => {
             let mut guest = Guest::new(place.reach(id, CP).await?);
-            outward::copy(&mut guest, source, target, args.max_size).await
+            outward::copy(&mut guest, Programs { place, id }, source, target, args.max_size).await
         }
         (End::Here(_), End::Here(_)) => Err(one_side("neither side names a sandbox")),
         (End::There(..), End::There(..)) => Err(one_side("both sides name a sandbox")),
     }
 }
 
-/// The file operations write data only, so programs are made executable by a program of the sandbox.
-async fn keep_executable(place: &Place, id: &SandboxId, summary: &mut Summary) -> Result<()> {
+/// The file operations write data only, so links and execute bits are made by programs of the sandbox.
+async fn finish_inside(programs: &Programs<'_>, summary: &mut Summary) -> Result<()> {
+    let links = std::mem::take(&mut summary.links_due);
+    for path in programs.make_links(&links).await? {
+        summary.skip(path, "left out: the sandbox cannot make a symbolic link there");
+    }
     let paths = std::mem::take(&mut summary.executables);
-    for some in paths.chunks(executable::BATCH) {
-        if !executable::make(place.reach(id, CP).await?, some).await? {
-            some.iter().for_each(|path| summary.skip(path, "copied, but not made executable"));
-        }
+    for path in programs.make_executable(&paths).await? {
+        summary.skip(path, "copied, but not made executable");
     }
     Ok(())
 }
@@ -102,6 +104,7 @@ fn show(summary: &Summary, printer: &Printer) {
         return printer.json(&json!({
             "files": summary.files,
             "directories": summary.directories,
+            "links": summary.links,
             "bytes": summary.bytes,
             "skipped": summary.skipped,
         }));

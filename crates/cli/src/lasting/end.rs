@@ -37,6 +37,11 @@ pub async fn end(
     id: &SandboxId,
     operation: &'static str,
 ) -> Result<Found> {
+    // Held until its lease is gone: what runs inside is recorded as killed, not as cancelled.
+    let _request = match place.lease(id)? {
+        Some(_) => Some(place.request_kill(id)?),
+        None => None,
+    };
     let connection = Connection::open(&place.sockets, id, operation).await;
     let owned = match connection.or_else(gone_is_none)? {
         Some(connection) => by_its_owner(connection).await?,
@@ -75,7 +80,7 @@ async fn by_its_owner(mut connection: Connection) -> Result<bool> {
 }
 
 /// Its owner takes no commands, but the backend needs no handle: it takes the walls away, and the
-/// owner sees by the request that this was meant.
+/// owner sees by the caller's request that this was meant.
 async fn from_outside(
     place: &Place,
     settings: &Settings,
@@ -85,7 +90,6 @@ async fn from_outside(
     let body = &lease.body;
     let named = BackendChoice::Named(body.backend.clone());
     let backends = registry::backends(settings, &named)?;
-    let _request = place.request_kill(&body.id)?;
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         // Again and again: the owner may have been about to build when this began.

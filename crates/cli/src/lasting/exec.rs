@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use stockade_core::{
-    Bytes, Command, Ending, Error, ErrorCode, Limits, Result, SandboxId, SandboxPath, Span, Stdin,
-    User,
+    Bytes, Command, Ending, Error, ErrorCode, Feature, Limits, Result, SandboxId, SandboxPath,
+    Span, Stdin, User,
 };
 
 use super::client::Connection;
@@ -21,6 +21,7 @@ use crate::env;
 use crate::interrupts::{self, Interrupts};
 use crate::output::Output;
 use crate::printer::Printer;
+use crate::streams::Attachment;
 use crate::terminal::{self, Raw};
 
 const EXEC: &str = "exec";
@@ -38,7 +39,7 @@ pub struct ExecArgs {
     #[arg(value_name = "ID")]
     id: SandboxId,
     /// Do not wait: print the job's id and let the command run on. `stockade logs` shows its output.
-    #[arg(long)]
+    #[arg(short, long)]
     detach: bool,
     /// How long it may take, within what the sandbox allows. [default: the sandbox's]
     #[arg(long, value_name = "TIME")]
@@ -47,23 +48,23 @@ pub struct ExecArgs {
     #[arg(long, value_name = "SIZE")]
     max_output: Option<Bytes>,
     /// Set a variable, or pass on the one of that name, over those of the sandbox.
-    #[arg(long, value_name = "K=V|K")]
+    #[arg(short, long, value_name = "K=V|K")]
     env: Vec<String>,
     /// Set the variables that a file lists, one K=V on each line.
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
     /// Where the command starts; where the sandbox's commands start unless told otherwise.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     workdir: Option<SandboxPath>,
     /// Run as this user and group, in numbers.
-    #[arg(long, value_name = "UID[:GID]")]
+    #[arg(short, long, value_name = "UID[:GID]")]
     user: Option<User>,
     #[command(flatten)]
     command: CommandArgs,
 }
 
 impl ExecArgs {
-    fn command(&self) -> Result<Command> {
+    fn command(&self, fitting: Attachment) -> Result<Command> {
         if self.command.is_empty() {
             return Err(Error::new(ErrorCode::Invalid, EXEC, "no command is given")
                 .remedy("say `stockade exec ID -- CMD ARGS`, or use --shell LINE"));
@@ -74,19 +75,34 @@ impl ExecArgs {
             user: self.user,
             wall_time: self.timeout,
             output: self.max_output,
-            ..self.command.command()?
+            ..self.command.command(fitting)?
         })
     }
 }
 
 /// Runs the command; answers its exit code.
 pub async fn exec(args: ExecArgs, printer: &Printer) -> Result<i32> {
-    let command = args.command()?;
     if args.detach {
+        let command = args.command(Attachment::Nothing)?;
         return detached(&args.id, command, printer).await;
     }
+    let mut command = args.command(Attachment::of_streams(printer.is_json()))?;
     let connection = open(&args.id, EXEC, printer).await?;
-    attached(connection, &args.id, command, printer).await
+    let done = attached(connection, command.clone(), printer).await;
+    match done {
+        Err(error) if args.command.can_lose_terminal(&command) && lacks_terminal(&error) => {
+            command.terminal = None;
+            let connection = open(&args.id, EXEC, printer).await?;
+            attached(connection, command, printer).await
+        }
+        done => done,
+    }
+}
+
+/// Whether a command was refused, and so not started, because its sandbox has no terminals.
+fn lacks_terminal(error: &Error) -> bool {
+    let refusals = error.refusals().map(|refusals| refusals.0.as_slice()).unwrap_or_default();
+    refusals.iter().any(|refusal| refusal.feature == Some(Feature::Terminal))
 }
 
 /// Connects to a sandbox's supervisor.
@@ -105,9 +121,9 @@ async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result
         return Err(Error::new(ErrorCode::Invalid, EXEC, message).remedy("leave one of them out"));
     }
     let connection = open(id, EXEC, printer).await?;
-    let Remote { job, .. } = Remote::exec(connection, command, true).await?;
+    let Remote { job, sandbox, .. } = Remote::exec(connection, command, true).await?;
     if printer.is_json() {
-        printer.json(&json!({ "sandbox": id, "job": job }));
+        printer.json(&json!({ "sandbox": sandbox, "job": job }));
     } else {
         printer.data(&format!("{job}\n"));
     }
@@ -115,19 +131,14 @@ async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result
 }
 
 /// Runs a command and stays with it to its end.
-pub async fn attached(
-    connection: Connection,
-    id: &SandboxId,
-    command: Command,
-    printer: &Printer,
-) -> Result<i32> {
+pub async fn attached(connection: Connection, command: Command, printer: &Printer) -> Result<i32> {
     let command = fitted(command, printer)?;
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
-    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
     let mut remote = Remote::exec(connection, command.clone(), false).await?;
+    let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
     if printer.is_json() {
-        return captured(remote, id, &command, interrupts, printer).await;
+        return captured(remote, &command, interrupts, printer).await;
     }
     let mut output = Output::default();
     let relay = relay(&mut remote.events, &mut output);
@@ -161,7 +172,6 @@ fn fitted(mut command: Command, printer: &Printer) -> Result<Command> {
 
 async fn captured(
     mut remote: Remote,
-    id: &SandboxId,
     command: &Command,
     mut interrupts: Interrupts,
     printer: &Printer,
@@ -178,7 +188,7 @@ async fn captured(
         End::Forced(signal) => (None, interrupts::exit_code(signal)),
         End::Unread => (None, 0),
     };
-    printer.json(&captured.report_of(&remote, id, outcome));
+    printer.json(&captured.report_of(&remote, outcome));
     Ok(code)
 }
 

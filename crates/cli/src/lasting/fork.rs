@@ -40,8 +40,9 @@ pub struct ForkArgs {
 pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let described = describe(&mut place.reach(&args.sandbox, FORK).await?).await?;
-    let taken = snapshot::take(&place, &args.sandbox, fullest(&described), printer).await?;
+    let sandbox = place.resolve(&args.sandbox, FORK)?;
+    let described = describe(&mut place.reach(&sandbox, FORK).await?).await?;
+    let taken = snapshot::take(&place, &sandbox, fullest(&described), printer).await?;
     let passing = Arc::new(snapshot::store(&settings)?).passing(taken)?;
     let (made, failed) = copies(&described, &passing.snapshot().id, args.count, printer).await;
     if let Some(error) = failed {
@@ -52,7 +53,7 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     }
     passing.end()?;
     if printer.is_json() {
-        printer.json(&json!({ "sandbox": args.sandbox, "copies": made }));
+        printer.json(&json!({ "sandbox": sandbox, "copies": made }));
     } else {
         printer.data(&made.iter().map(|id| format!("{id}\n")).collect::<String>());
     }

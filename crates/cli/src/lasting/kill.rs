@@ -29,7 +29,14 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     let place = Place::open(&settings)?;
     let ids = if args.all { everything(&place)? } else { args.ids.clone() };
     let (mut ended, mut code) = (Vec::new(), 0);
-    for id in ids {
+    for given in ids {
+        let id = match place.resolve(&given, KILL) {
+            Ok(id) => id,
+            Err(error) => {
+                code = printer.error(&error);
+                continue;
+            }
+        };
         let ending = end(&place, &settings, &id, KILL);
         match printer.patiently("waiting until nothing is left", ending).await {
             Ok(Found::Nothing) if !args.all => code = printer.error(&unknown(KILL, &id)),

@@ -21,7 +21,7 @@ const MOST_HELD: usize = 64 << 20;
 /// Whose output to show.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// The sandbox, or a job that has ended.
+    /// The sandbox, or a job that has ended; the beginning of an id is enough.
     #[arg(value_name = "ID")]
     id: SandboxId,
     /// Wait for more until the command ends.
@@ -41,7 +41,7 @@ pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
                 return streamed(&mut remote.events, printer).await;
             }
             let held = held(&mut remote.events).await?;
-            show(held, |captured, outcome| captured.report_of(&remote, &args.id, outcome), printer);
+            show(held, |captured, outcome| captured.report_of(&remote, outcome), printer);
             Ok(0)
         }
         Err(error) if is_over(&error) => ended(args, &settings, error, printer).await,

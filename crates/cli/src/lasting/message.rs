@@ -10,7 +10,7 @@ use stockade_engine::{Snapshot, Timestamp};
 use super::fault::WireError;
 
 /// The language both sides must speak. Raised with every change that an older side misreads.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// How much a file operation or a piece of input carries.
 pub const PIECE: u32 = 256 << 10;
@@ -109,6 +109,8 @@ pub struct Info {
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,
+    /// Whether everything in it stands still.
+    pub paused: bool,
     /// Its programs, the oldest first.
     pub jobs: Vec<JobInfo>,
 }

@@ -20,18 +20,18 @@ pub struct PauseArgs {
 
 /// Stops everything in them where it is.
 pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    each(args, "pause", &Request::Pause, printer).await?;
+    let ids = each(args, "pause", &Request::Pause, printer).await?;
     if printer.is_json() {
-        printer.json(&json!({ "paused": args.ids }));
+        printer.json(&json!({ "paused": ids }));
     }
     Ok(0)
 }
 
 /// Lets it go on.
 pub async fn resume(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    each(args, "resume", &Request::Resume, printer).await?;
+    let ids = each(args, "resume", &Request::Resume, printer).await?;
     if printer.is_json() {
-        printer.json(&json!({ "resumed": args.ids }));
+        printer.json(&json!({ "resumed": ids }));
     }
     Ok(0)
 }
@@ -41,13 +41,15 @@ async fn each(
     operation: &'static str,
     request: &Request,
     printer: &Printer,
-) -> Result<()> {
+) -> Result<Vec<SandboxId>> {
     let place = Place::open(&Settings::load(None, printer)?)?;
+    let mut ids = Vec::new();
     for id in &args.ids {
         let mut connection = place.reach(id, operation).await?;
         let (Reply::Done, _) = connection.ask(request).await? else {
             return Err(out_of_turn(operation));
         };
+        ids.push(connection.sandbox);
     }
-    Ok(())
+    Ok(ids)
 }

@@ -9,6 +9,7 @@ use super::client::Connection;
 use super::fault::unknown;
 use super::socket::{self, Sockets};
 use crate::config::Settings;
+use crate::prefix::by_prefix;
 
 /// The sandboxes of one state directory.
 pub struct Place {
@@ -44,9 +45,22 @@ impl Place {
         self.leases.request_kill(id)
     }
 
-    /// Connects to the owner of a lasting sandbox, or says why that is not possible.
-    pub async fn reach(&self, id: &SandboxId, operation: &'static str) -> Result<Connection> {
-        if let Some(connection) = Connection::open(&self.sockets, id, operation).await? {
+    /// The sandbox whose id this is, or the only one whose id begins so. Where there is none: what was given.
+    pub fn resolve(&self, given: &SandboxId, operation: &'static str) -> Result<SandboxId> {
+        let ids: Vec<_> = self.list()?.leases.into_iter().map(|lease| lease.body.id).collect();
+        Ok(by_prefix("sandboxes", given.as_str(), ids, operation)?.unwrap_or_else(|| given.clone()))
+    }
+
+    /// Connects to the owner of a lasting sandbox, or says why that is not possible. The beginning of an
+    /// id is enough; the connection has the whole.
+    pub async fn reach(&self, given: &SandboxId, operation: &'static str) -> Result<Connection> {
+        if let Some(connection) = Connection::open(&self.sockets, given, operation).await? {
+            return Ok(connection);
+        }
+        let id = &self.resolve(given, operation)?;
+        if id != given
+            && let Some(connection) = Connection::open(&self.sockets, id, operation).await?
+        {
             return Ok(connection);
         }
         Err(match self.lease(id)? {

@@ -69,6 +69,8 @@ enum State {
     Alive,
     /// The same, and it is kept ready for a caller who has not come yet.
     Ready,
+    /// Everything in it stands still.
+    Paused,
     /// Its owner is dead; what it left is cleared away.
     Stale,
 }
@@ -114,6 +116,7 @@ fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
     let age = SystemTime::now().duration_since(body.created.into()).unwrap_or_default();
     Row {
         state: match (alive, body.ready) {
+            (true, _) if info.as_ref().is_some_and(|info| info.paused) => State::Paused,
             (true, false) => State::Alive,
             (true, true) => State::Ready,
             (false, _) => State::Stale,
@@ -141,7 +144,9 @@ fn show(rows: &[Row], quiet: bool, printer: &Printer) {
         return printer.json(&json!({ "sandboxes": rows }));
     }
     if quiet {
-        return rows.iter().for_each(|row| printer.data(&format!("{}\n", row.lease.sandbox)));
+        // What is about to be cleared away is of no use to a script.
+        let there = rows.iter().filter(|row| row.state != State::Stale);
+        return there.for_each(|row| printer.data(&format!("{}\n", row.lease.sandbox)));
     }
     let mut table = Table::new(["ID", "BACKEND", "TENANT", "STATE", "AGE", "PID", "RUNNING"]);
     rows.iter().for_each(|row| table.row(cells(row)));
@@ -152,6 +157,7 @@ fn cells(row: &Row) -> [Cell; 7] {
     let state = match row.state {
         State::Alive => Cell::toned(Tone::Good, "alive"),
         State::Ready => Cell::toned(Tone::Good, "ready"),
+        State::Paused => Cell::toned(Tone::Fair, "paused"),
         State::Stale => Cell::toned(Tone::Bad, "stale"),
     };
     [

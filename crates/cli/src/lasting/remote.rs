@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use stockade_core::{BackendName, Boundary, Command, JobId, Result, Signal, TerminalSize};
+use stockade_core::{
+    BackendName, Boundary, Command, JobId, Result, SandboxId, Signal, TerminalSize,
+};
 use stockade_engine::OutputEvent;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
@@ -38,6 +40,8 @@ pub struct RemoteControl {
 pub struct Remote {
     /// Its record.
     pub job: JobId,
+    /// The sandbox it runs in.
+    pub sandbox: SandboxId,
     /// Who built its walls.
     pub backend: BackendName,
     /// What stands between it and the host's kernel.
@@ -63,13 +67,13 @@ impl Remote {
         let (Reply::Started { job, backend, boundary }, _) = connection.ask(request).await? else {
             return Err(out_of_turn(connection.operation));
         };
-        let Connection { reader, writer, operation } = connection;
+        let Connection { reader, writer, operation, sandbox } = connection;
         let (outbox, letters) = mpsc::channel(OUTBOX);
         tokio::spawn(write(writer, letters));
         let credit = Arc::new(Semaphore::new(1));
         let control = RemoteControl { outbox, operation, credit: Arc::clone(&credit) };
         let events = RemoteEvents { reader, operation, credit, over: false };
-        Ok(Self { job, backend, boundary, events, control })
+        Ok(Self { job, sandbox, backend, boundary, events, control })
     }
 }
 

@@ -30,13 +30,14 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
     let mut removed = Vec::new();
-    for id in &args.ids {
+    for given in &args.ids {
+        let id = &place.resolve(given, RM)?;
         if !args.force {
             let remedy = "`stockade kill` ends it, and so does `stockade rm --force`";
             refuse_busy(&place, id, RM, remedy).await?;
         }
         if end(&place, &settings, id, RM).await? != Found::Nothing {
-            removed.push(id);
+            removed.push(id.clone());
         }
     }
     if printer.is_json() {

@@ -33,7 +33,7 @@ pub async fn shell(args: ShellArgs, printer: &Printer) -> Result<i32> {
     let connection = open(&id, "shell", printer).await?;
     let terminal = Some(terminal::size());
     let command = Command { stdin: Stdin::Stream, terminal, ..Command::program(program()) };
-    attached(connection, &id, command, printer).await
+    attached(connection, command, printer).await
 }
 
 fn program() -> Vec<String> {

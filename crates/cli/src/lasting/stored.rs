@@ -8,6 +8,7 @@ use stockade_engine::{
 
 use crate::attend::Events;
 use crate::config::Settings;
+use crate::prefix::by_prefix;
 
 const LOGS: &str = "logs";
 
@@ -83,18 +84,51 @@ fn written(outcome: &Outcome) -> u64 {
 }
 
 fn lookup(journal: &Journal, id: &SandboxId, job: Option<&JobId>) -> Result<Option<Job>> {
+    let exact = Filter { sandbox: Some(id.clone()), job: job.cloned(), ..Filter::default() };
+    match (newest(journal.jobs(exact)?)?, job, id.as_str().parse()) {
+        (Some(found), ..) => return Ok(Some(found)),
+        (None, None, Ok(id)) => {
+            if let Some(found) = journal.job(&id)? {
+                return Ok(Some(found));
+            }
+        }
+        (None, ..) => {}
+    }
+    by_beginning(journal, id.as_str(), job.map(JobId::as_str))
+}
+
+/// The newest job of the sandbox whose id begins so, or else the job whose own does.
+fn by_beginning(journal: &Journal, id: &str, job: Option<&str>) -> Result<Option<Job>> {
+    let all: Vec<Job> = journal.jobs(Filter::default())?.collect::<Result<_>>()?;
+    let sandboxes = || all.iter().filter_map(|job| job.started.event.sandbox());
+    let jobs = |all: &[Job]| -> Vec<JobId> {
+        all.iter().filter_map(|job| job.started.event.job().cloned()).collect()
+    };
+    let Some(sandbox) = by_prefix("sandboxes", id, sandboxes(), LOGS)?.cloned() else {
+        if job.is_some() {
+            return Ok(None);
+        }
+        let meant = by_prefix("jobs", id, jobs(&all), LOGS)?;
+        return Ok(all.into_iter().find(|job| job.started.event.job() == meant.as_ref()));
+    };
+    let mut inside = all;
+    inside.retain(|job| job.started.event.sandbox() == Some(&sandbox));
+    if let Some(given) = job {
+        let meant = by_prefix("jobs", given, jobs(&inside), LOGS)?;
+        inside.retain(|job| job.started.event.job() == meant.as_ref());
+    }
+    newest(inside.into_iter().map(Ok))
+}
+
+fn newest(jobs: impl Iterator<Item = Result<Job>>) -> Result<Option<Job>> {
     let mut newest: Option<Job> = None;
-    let filter = Filter { sandbox: Some(id.clone()), job: job.cloned(), ..Filter::default() };
-    for found in journal.jobs(filter)? {
+    for found in jobs {
         let found = found?;
         if newest.as_ref().is_none_or(|newest| newest.started.seq < found.started.seq) {
             newest = Some(found);
         }
     }
-    match (newest, job, id.as_str().parse()) {
-        (None, None, Ok(id)) => journal.job(&id),
-        (newest, ..) => Ok(newest),
-    }
+    Ok(newest)
 }
 
 impl Events for StoredEvents {

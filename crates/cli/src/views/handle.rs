@@ -5,6 +5,8 @@ use std::str::FromStr;
 use stockade_core::{Error, ErrorCode, Result, WorkspaceId};
 use stockade_workspaces::Workspaces;
 
+use crate::prefix::by_prefix;
+
 /// The id of a workspace, or its beginning.
 #[derive(Debug, Clone)]
 pub struct Handle(WorkspaceId);
@@ -22,25 +24,12 @@ impl Handle {
     pub fn find(&self, among: &Workspaces, operation: &'static str) -> Result<WorkspaceId> {
         let given = self.0.as_str();
         let all = among.list()?.into_iter().filter(|one| one.is_transaction());
-        let mut meant: Vec<_> =
-            all.map(|one| one.id).filter(|id| id.as_str().starts_with(given)).collect();
-        if let Some(exact) = meant.iter().find(|id| id.as_str() == given) {
-            return Ok(exact.clone());
-        }
-        match meant.len() {
-            1 => Ok(meant.remove(0)),
-            0 => Err(Error::new(
-                ErrorCode::NotFound,
-                operation,
-                format!("this user has no workspace `{given}` whose changes are kept apart"),
-            )
-            .remedy("`stockade workspace ls` lists the ones there are")),
-            many => Err(Error::new(
-                ErrorCode::Invalid,
-                operation,
-                format!("{many} workspaces begin with `{given}`"),
-            )
-            .remedy("give more of the id")),
-        }
+        let meant = by_prefix("workspaces", given, all.map(|one| one.id), operation)?;
+        meant.ok_or_else(|| {
+            let message =
+                format!("this user has no workspace `{given}` whose changes are kept apart");
+            Error::new(ErrorCode::NotFound, operation, message)
+                .remedy("`stockade workspace ls` lists the ones there are")
+        })
     }
 }

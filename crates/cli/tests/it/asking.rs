@@ -179,7 +179,7 @@ fn what_happens_inside_walls_is_asked_about_with_the_walls_named() {
     let asked = desk.bash("touch made");
     let shown = desk.screen.until(PROMPT);
     assert!(shown.contains("sandbox ") && shown.contains("boundary "), "{shown}");
-    assert!(shown.contains("network   none"), "{shown}");
+    assert!(shown.contains("network   its own loopback"), "{shown}");
     desk.screen.keys("y\r");
     said_yes(asked);
     desk.end();

@@ -30,7 +30,7 @@ fn values_that_make_no_sense_are_refused_by_their_flag() {
         ("--user", "root", "in numbers"),
         ("--without", "mem", "memory-limit"),
         ("--boundary", "brick", "hardware"),
-        ("--image", "debian", "dir:PATH"),
+        ("--image", "./debian", "dir:PATH"),
         ("--mount", "/etc", "SRC:DST"),
         ("--mount", "/etc:etc", "absolute"),
         ("--label", "x", "KEY=VALUE"),
@@ -213,14 +213,25 @@ fn several_refusals_come_all_at_once() {
 }
 
 #[test]
-fn a_refusal_says_whose_it_is_where_no_backend_was_named() {
+fn one_cause_is_one_line_and_every_backends_with_verbose() {
+    let place = Place::new();
     let asked = ["run", "--backend", "auto", "--net", "a.example", "true"];
-    let done = Place::new().stockade(&asked);
+    place.stockade(&asked).is_refused(&["egress-allowlist: ", "remedy", "stockade explain"]);
+    let done = place.stockade(&[&["--verbose"], &asked[..]].concat());
     assert_eq!(done.code, 125);
     for backend in ["native", "landlock"] {
         let line = format!("stockade: refused: {backend}: egress-allowlist: ");
         assert!(done.stderr.contains(&line), "{}", done.stderr);
     }
+}
+
+#[test]
+fn the_name_of_a_program_that_a_backend_uses_leads_to_that_backend() {
+    let place = Place::new();
+    for (name, hint) in [("firecracker", "[microvm.firecracker]"), ("podman", "--backend docker")] {
+        place.stockade(&["run", "--backend", name, "true"]).is_refused(&[name, hint]);
+    }
+    place.stockade(&["run", "--backend", "brick", "true"]).is_refused(&["choose one of"]);
 }
 
 #[test]
@@ -250,7 +261,14 @@ fn a_terminal_needs_a_terminal() {
 #[test]
 fn help_and_version_are_no_errors() {
     let place = Place::new();
-    for args in [&["--help"][..], &["run", "--help"], &["audit", "-h"], &["--version"]] {
+    for args in [
+        &["--help"][..],
+        &["help"],
+        &["help", "run"],
+        &["run", "--help"],
+        &["audit", "-h"],
+        &["--version"],
+    ] {
         let done = place.stockade(args);
         assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{args:?}");
         assert!(!done.stdout.contains('\x1b'));

@@ -41,6 +41,43 @@ fn flags_win_over_the_environment_and_that_over_the_users_file() {
 }
 
 #[test]
+fn config_show_says_where_each_value_comes_from() {
+    let place = Place::new();
+    configure(&place.path("home/.config"), "tenant = \"a\"\n[limits]\nmemory = \"1g\"\n");
+    let mut command = place.command(&["config", "show", "--json"]);
+    command.env("STOCKADE_MEM", "2g");
+    let done = finish(command);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
+    let shown: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let of = |key: &str| {
+        let all = shown["settings"].as_array().unwrap();
+        let one = all.iter().find(|one| one["key"] == key).unwrap();
+        (one["value"].as_str().unwrap().to_owned(), one["from"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(of("limits.memory"), ("\"2g\"".into(), "STOCKADE_MEM".into()));
+    let file = place.path("home/.config/stockade/config.toml").display().to_string();
+    assert_eq!(of("tenant"), ("\"a\"".into(), file.clone()));
+    assert_eq!(shown["files"], serde_json::json!([file]));
+}
+
+#[test]
+fn config_check_names_what_is_wrong_and_where() {
+    let place = Place::new();
+    let check = || {
+        let mut command = place.command(&["config", "check"]);
+        command.env_remove("STOCKADE_BACKEND");
+        finish(command)
+    };
+    let done = check();
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
+    assert!(done.stdout.starts_with("valid: "), "{done:?}");
+    configure(&place.path("home/.config"), "backend = \"natve\"\n");
+    check().is_refused(&["config.toml", "natve", "native"]);
+    configure(&place.path("home/.config"), "tenat = \"a\"\n");
+    check().is_refused(&["config.toml", "line 1", "tenat"]);
+}
+
+#[test]
 fn the_file_is_found_below_home_too() {
     let place = Place::new();
     configure(&place.path("home/.config"), "[limits]\nwallTime = \"200ms\"\n");

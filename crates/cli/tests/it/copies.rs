@@ -63,20 +63,49 @@ fn a_file_goes_into_a_directory_or_takes_the_name() {
 }
 
 #[test]
-fn links_are_left_out_and_told() {
+fn links_within_the_tree_stay_links_both_ways() {
+    let (place, id) = apart();
+    let tree = place.path("tree");
+    fs::create_dir_all(tree.join("bin")).unwrap();
+    fs::create_dir_all(tree.join("lib")).unwrap();
+    fs::write(tree.join("lib/tool"), "x").unwrap();
+    symlink("../lib/tool", tree.join("bin/tool")).unwrap();
+    symlink("lib", tree.join("current")).unwrap();
+    symlink("nowhere\n", tree.join("dangling")).unwrap();
+    place.stockade(&["cp", tree.to_str().unwrap(), &at(&id, "t")]).is(0, "", "");
+    place.shell(&id, "readlink t/bin/tool; cat t/current/tool").is(0, "../lib/tool\nx", "");
+    for _ in 0..2 {
+        place.stockade(&["cp", &at(&id, "t/."), "."]).is(0, "", "");
+        for (name, target) in
+            [("bin/tool", "../lib/tool"), ("current", "lib"), ("dangling", "nowhere\n")]
+        {
+            let link = place.workspace().join(name);
+            assert_eq!(fs::read_link(link).unwrap(), Path::new(target));
+        }
+    }
+}
+
+#[test]
+fn links_that_lead_out_are_left_out_and_told() {
     let (place, id) = apart();
     let tree = place.path("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("f"), "x").unwrap();
     symlink("/etc/passwd", tree.join("out")).unwrap();
+    symlink("../x", tree.join("up")).unwrap();
     let done = place.stockade(&["cp", tree.to_str().unwrap(), &at(&id, "t")]);
     assert_eq!(done.code, 0);
-    assert!(done.stderr.contains("out`: left out: a symbolic link"), "{}", done.stderr);
-    place.shell(&id, "ls t; ln -s /etc/passwd t/in; mkfifo t/pipe").is(0, "f\n", "");
+    for name in ["out", "up"] {
+        let told = format!("{name}`: left out: a symbolic link");
+        assert!(done.stderr.contains(&told), "{}", done.stderr);
+    }
+    place
+        .shell(&id, "ls t; ln -s /etc/passwd t/in; ln -s f/../.. t/by; mkfifo t/pipe")
+        .is(0, "f\n", "");
     let back = place.json(&["cp", &at(&id, "t"), "back"]);
     assert_eq!(
         (&back["files"], back["skipped"].as_array().unwrap().len()),
-        (&1.into(), 2),
+        (&1.into(), 3),
         "{back}"
     );
     assert_eq!(fs::read_dir(place.workspace().join("back")).unwrap().count(), 1);

@@ -12,6 +12,25 @@ use crate::common::lasting::{Lasting, eventually};
 use crate::common::{Place, start, wait};
 
 #[test]
+fn the_beginning_of_an_id_is_enough() {
+    let place = Lasting::new();
+    let id = place.create(&[]);
+    let short = &id[..8];
+    place.stockade(&["exec", short, "echo", "hi"]).is(0, "hi\n", "");
+    let job = place.stockade(&["exec", "--detach", short, "--shell", "echo out; sleep 100"]);
+    let job = job.stdout.trim_end().to_owned();
+    eventually("its output", || {
+        place.stockade(&["logs", short, "--job", &job[..8]]).stdout == "out\n"
+    });
+    assert_eq!(place.json(&["audit", "show", &job[..8]])["started"]["event"]["job"], *job);
+    place.stockade(&["kill", short]).is(0, &format!("{id}\n"), "");
+    place.stockade(&["logs", &job[..8]]).code_is(0);
+    let shown = place.json(&["audit", "show", &job]);
+    assert_eq!(shown["stopped"]["event"]["outcome"]["ending"], "killed");
+    place.stockade(&["exec", short, "true"]).is_refused(&["no sandbox"]);
+}
+
+#[test]
 fn a_sandbox_lives_on_from_command_to_command() {
     let place = Lasting::new();
     let id = place.create(&[]);

@@ -103,7 +103,7 @@ fn kill_ends_what_runs_inside_and_the_client_hears_of_it() {
     let id = place.create(&[]);
     let (client, _) = start(place.command(&["exec", &id, "--shell", READY]));
     place.stockade(&["kill", &id]).is(0, &format!("{id}\n"), "");
-    wait(client).is(137, "", "stockade: ended: the sandbox was ended with everything in it\n");
+    wait(client).is(137, "", "stockade: ended: another process ended the sandbox on purpose\n");
     place.assert_all_is_gone();
 }
 

@@ -10,9 +10,27 @@ fn json(place: &Place, args: &[&str]) -> Value {
 }
 
 #[test]
-fn detect_shows_every_feature_with_mechanism_or_remedy() {
+fn detect_shows_all_backends_and_features_on_one_screen() {
     let place = Place::new();
     let done = place.stockade(&["detect"]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    assert!(done.stdout.lines().count() <= 40, "{}", done.stdout);
+    let head = done.stdout.lines().next().unwrap();
+    assert!(head.split_whitespace().any(|name| name == "native"), "{head}");
+    for row in ["boundary ", "typical start "] {
+        assert!(done.stdout.contains(&format!("\n{row}")), "{}", done.stdout);
+    }
+    for feature in stockade_core::Feature::ALL {
+        assert!(done.stdout.contains(&format!("\n{feature} ")), "{feature}");
+    }
+    assert!(done.stdout.ends_with("stockade detect NAME\n"), "{}", done.stdout);
+    assert!(!done.stdout.contains('\x1b'), "colour in a pipe");
+}
+
+#[test]
+fn detect_with_a_name_shows_every_feature_with_mechanism_or_remedy() {
+    let place = Place::new();
+    let done = place.stockade(&["detect", "native"]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     assert!(
         done.stdout.starts_with("native: available, boundary shared-kernel\n"),
@@ -26,7 +44,9 @@ fn detect_shows_every_feature_with_mechanism_or_remedy() {
     let detected = json(&place, &["detect", "--json"]);
     assert_eq!(detected[0]["backend"], "native");
     assert!(detected[0]["features"]["complete-kill"]["by"].is_string());
-    place.stockade(&["detect", "--backend", "brick"]).is_refused(&["brick", "native"]);
+    for args in [&["detect", "brick"][..], &["detect", "--backend", "brick"]] {
+        place.stockade(args).is_refused(&["brick", "native"]);
+    }
 }
 
 #[test]
@@ -41,6 +61,13 @@ fn explain_says_who_is_taken_and_why_not_and_runs_nothing() {
     );
     assert!(done.stdout.contains("wall-time"), "{}", done.stdout);
     assert!(!place.workspace().join("a").exists());
+    for (backend, network) in [
+        ("native", "network: loopback (the default"),
+        ("landlock", "network: none (landlock has no loopback of its own"),
+    ] {
+        let done = place.stockade(&["explain", "--backend", backend]);
+        assert!(done.stdout.contains(network), "{}", done.stdout);
+    }
     let done = place.stockade(&["explain", "--backend", "auto", "--net", "a.example"]);
     assert_eq!(done.code, 125);
     assert!(done.stdout.contains("egress-allowlist: "), "{}", done.stdout);

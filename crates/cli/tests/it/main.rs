@@ -13,6 +13,7 @@ mod common;
 mod config;
 mod copies;
 mod ending;
+mod input;
 mod lasting;
 mod lasting_ends;
 mod listings;

@@ -1,6 +1,5 @@
 //! `stockade run`: what comes out, what it ends with, and what the command finds inside.
 
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
@@ -21,6 +20,49 @@ fn flags_end_where_the_command_begins() {
     let place = Place::new();
     place.stockade(&["run", "echo", "--json", "-t"]).is(0, "--json -t\n", "");
     place.stockade(&["run", "--", "echo", "--", "--mem"]).is(0, "-- --mem\n", "");
+}
+
+#[test]
+fn the_short_flags_of_container_engines_mean_the_same_here() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("more")).unwrap();
+    std::fs::write(place.path("more/f"), "x").unwrap();
+    let mount = format!("{}:/data:rw", place.path("more").display());
+    let mut command = place.command(&[
+        "run",
+        "--rm",
+        "-e",
+        "A=1",
+        "-eB",
+        "-v",
+        &mount,
+        "-w",
+        "/data",
+        "-u",
+        "7:8",
+        "-m",
+        "256m",
+        "--without",
+        "memory-limit",
+        "-i",
+        "--",
+        "sh",
+        "-c",
+        "echo $A $B; pwd; cat f; id -u; cat",
+    ]);
+    command.env("B", "2");
+    finish(command).is(0, "1 2\n/data\nx7\n", "");
+}
+
+#[test]
+fn an_image_needs_no_prefix_where_it_has_a_name() {
+    let place = Place::new();
+    for image in ["debian", "debian:12", "registry.example:5000/a/b@sha256:0"] {
+        place.stockade(&["run", "--image", image, "true"]).is_refused(&["named-image"]);
+    }
+    for image in ["./root", "/root", "dir:", ""] {
+        place.stockade(&["run", "--image", image, "true"]).is_refused(&["is not an image"]);
+    }
 }
 
 #[test]
@@ -85,21 +127,6 @@ fn much_binary_output_passes_through_unchanged() {
 }
 
 #[test]
-fn input_is_passed_on_only_with_i() {
-    let place = Place::new();
-    let fed = |args: &[&str]| {
-        let mut command = place.command(args);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        // A command that is not fed may be gone before it is written to.
-        let _ = child.stdin.take().unwrap().write_all(b"one\ntwo\n");
-        wait(child)
-    };
-    fed(&["run", "-i", "cat"]).is(0, "one\ntwo\n", "");
-    fed(&["run", "cat"]).is(0, "", "");
-}
-
-#[test]
 fn the_workspace_is_the_current_directory_and_can_be_changed() {
     let place = Place::new();
     place.write("a", "1");
@@ -152,6 +179,35 @@ fn only_variables_that_were_named_are_inside() {
     ]);
     command.env("PASSED", "on").env("SECRET", "hunter2");
     finish(command).is(0, "flag two words on none\n", "");
+}
+
+#[test]
+fn the_network_is_the_sandboxs_own_loopback_unless_it_is_none() {
+    let place = Place::new();
+    // Nobody listens: an interface that is up says so.
+    let line = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"];
+    let refused = |flags: &[&str]| {
+        let done = place.stockade(&[&["run"], flags, &["--"], &line[..]].concat());
+        assert_eq!(done.code, 1, "{done:?}");
+        done.stderr.contains("Connection refused")
+    };
+    assert!(refused(&[]) && refused(&["--net", "loopback"]));
+    assert!(!refused(&["--net", "none"]));
+}
+
+#[test]
+fn language_time_zone_and_gits_identity_are_the_callers() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("home")).unwrap();
+    let config = "[user]\n\tname = Ada B\n\temail = ada@example.org\n\tsigningkey = secret\n";
+    std::fs::write(place.path("home/.gitconfig"), config).unwrap();
+    let line = "echo $LANG $LC_TIME $TZ; echo \"$GIT_AUTHOR_NAME <$GIT_COMMITTER_EMAIL>\"; \
+                env | grep -c secret";
+    let mut command = place.command(&["run", "--env", "LC_TIME=C", "--shell", line]);
+    command.env("LANG", "de_DE.UTF-8").env("LC_TIME", "fr_FR.UTF-8").env("TZ", "Asia/Tokyo");
+    command.env("GIT_COMMITTER_EMAIL", "work@example.org");
+    let expected = "de_DE.UTF-8 C Asia/Tokyo\nAda B <work@example.org>\n0\n";
+    finish(command).is(1, expected, "");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_program_that_goes_on_in_a_copy_is_listed_there_and_counts_as_use() {
     place.stockade(&["rm", &copy]).is_refused(&["1 running"]);
     place.stockade(&["kill", &copy]).code_is(0);
     let shown = place.json(&["audit", "show", &there[0]]);
-    assert_eq!(shown["stopped"]["event"]["outcome"]["ending"], "cancelled");
+    assert_eq!(shown["stopped"]["event"]["outcome"]["ending"], "killed");
     assert_eq!(place.running(&id), here);
 }
 
@@ -237,11 +237,14 @@ fn a_paused_sandbox_stands_still_and_can_be_ended() {
         return;
     }
     paused.is(0, "", "");
+    assert_eq!(place.listed(&id).unwrap()["state"], "paused");
+    place.shell(&id, "echo late").is_refused(&["paused", "stockade resume"]);
     let refused = place.stockade(&["snapshot", "take", &id]);
     refused.code_is(125);
     assert!(refused.stderr.contains("resume it first"), "{}", refused.stderr);
     place.stockade(&["resume", &id]).is(0, "", "");
     place.shell(&id, "echo goes on").is(0, "goes on\n", "");
+    assert_eq!(place.listed(&id).unwrap()["state"], "alive");
     place.stockade(&["pause", &id]).is(0, "", "");
     place.stockade(&["kill", &id]).code_is(0);
     place.assert_all_is_gone();

@@ -35,6 +35,8 @@ pub(super) const CASES: &[Case] = &[
         .isolation(),
     case!("processes of one sandbox can talk over its own loopback", "C-03", own_loopback)
         .needs(&[Feature::LoopbackNetwork]),
+    case!("the default network is the sandbox's own loopback", "C-03", default_loopback)
+        .needs(&[Feature::LoopbackNetwork]),
     case!("the loopback of a sandbox is not the host's", "C-17", loopback_is_own)
         .needs(&[Feature::LoopbackNetwork])
         .isolation(),
@@ -119,8 +121,15 @@ async fn unreached(kit: &Kit, spec: SandboxSpec) -> Verdict {
 }
 
 async fn own_loopback(kit: Kit) -> Verdict {
-    let mut spec = kit.spec();
-    spec.network = Network::Loopback;
+    let spec = SandboxSpec { network: Network::Loopback, ..kit.spec() };
+    talks_to_itself(&kit, spec).await
+}
+
+async fn default_loopback(kit: Kit) -> Verdict {
+    talks_to_itself(&kit, SandboxSpec { network: Network::default(), ..kit.spec() }).await
+}
+
+async fn talks_to_itself(kit: &Kit, spec: SandboxSpec) -> Verdict {
     let facts = kit.run_with(spec, probe(["listen-and-connect"])).await?.facts()?;
     same!("what was heard", facts, json!({ "ok": true, "heard": "hello" }));
     Ok(())

@@ -132,7 +132,8 @@ impl From<&Network> for NetworkFact {
     fn from(network: &Network) -> Self {
         match network {
             Network::None => Self::None,
-            Network::Loopback => Self::Loopback,
+            // Where a backend has no loopback it is less, and a rule for loopback is not too wide for that.
+            Network::Auto | Network::Loopback => Self::Loopback,
             Network::Egress(_) => Self::Egress,
         }
     }

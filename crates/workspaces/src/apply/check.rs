@@ -108,7 +108,8 @@ fn changed_beneath(
         return Ok(gone.then_some(ConflictReason::Gone));
     };
     let settled = &trees.settled;
-    let mut recent = settled.changed_since(start, path, &stat);
+    let mut recent = settled.changed_since(start, path, &stat)
+        && !trees.bases.is_same(trees.lower, path, &stat)?;
     if !recent && takes_a_directory(change) && NodeKind::of(&stat) == NodeKind::Directory {
         visit(trees.lower, path, |path, stat| {
             recent |= settled.changed_since(start, path, stat);

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
+use super::Bases;
 use super::settled::{End, Settled};
 use crate::clock::Stamp;
+use crate::diff::Diff;
 use crate::fault::{Fault, Outcome, Step};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree};
@@ -122,8 +124,21 @@ impl Ledger {
         Settled::load(&self.dir)
     }
 
+    /// What was beneath where there are changes, as far as it was noted.
+    pub(crate) fn bases(&self) -> Bases {
+        Bases::load(&self.dir)
+    }
+
+    /// Notes what is beneath the changes of a workspace that began at `start`.
+    pub(crate) fn note_bases(&self, lower: &Tree, diff: &Diff, start: Stamp) -> Outcome<()> {
+        let mut bases = self.bases();
+        bases.note(lower, diff, start, &self.settled()?)?;
+        bases.save(&self.dir)
+    }
+
     /// Gives a fork what is known of the tree beneath.
     pub(crate) fn hand_on(&self, to: &Self) -> Outcome<()> {
+        self.bases().save(&to.dir)?;
         self.settled()?.save(&to.dir)
     }
 
@@ -131,7 +146,14 @@ impl Ledger {
     pub(super) fn settle(&self, target: &Tree, intent: &Intent, end: End) -> Outcome<()> {
         match intent.elsewhere {
             true => Ok(()),
-            false => Settled::note(&self.dir, target, intent, end),
+            false => {
+                if end == End::Done {
+                    let mut bases = self.bases();
+                    bases.forget(intent.steps.iter().map(|step| &step.path));
+                    bases.save(&self.dir)?;
+                }
+                Settled::note(&self.dir, target, intent, end)
+            }
         }
     }
 

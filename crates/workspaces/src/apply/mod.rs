@@ -7,6 +7,7 @@
 //! target is ever followed.
 
 mod act;
+mod bases;
 mod check;
 mod choose;
 mod intent;
@@ -26,6 +27,7 @@ use crate::path::TreePath;
 use crate::tree::Tree;
 
 use act::Acted;
+pub(crate) use bases::Bases;
 use check::Look;
 use intent::Intent;
 pub(crate) use intent::Ledger;
@@ -124,6 +126,8 @@ pub(crate) struct Trees<'a> {
     pub(crate) start: Option<Stamp>,
     /// What of those changes was this workspace's own `apply`.
     pub(crate) settled: Settled,
+    /// What was beneath where there are changes, as far as it was noted.
+    pub(crate) bases: Bases,
 }
 
 /// Applies what a diff says.

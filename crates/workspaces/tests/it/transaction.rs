@@ -208,6 +208,42 @@ fn what_changed_underneath_is_named_and_nothing_is_done() {
 }
 
 #[test]
+fn a_file_that_was_touched_or_brought_back_is_no_conflict() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let place = Place::new();
+        furnish(&place.source());
+        let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
+        match mechanism {
+            Mechanism::Kernel => change_upper(&place.upper(&workspace.id)),
+            Mechanism::Copy => change_copy(&workspace.root),
+        }
+        place.release(&workspace.id);
+        let a = place.source().join("a");
+        let before = fs::read(&a).unwrap();
+        fs::write(&a, "mine\n").unwrap();
+        assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1, "{mechanism:?}");
+        fs::write(&a, before).unwrap();
+        place.applied(&workspace.id);
+        check_after(&place.source());
+    }
+}
+
+#[test]
+fn what_was_brought_back_over_an_apply_is_a_conflict() {
+    let place = Place::new();
+    furnish(&place.source());
+    let (workspace, a) = (place.overlay(), place.source().join("a"));
+    let before = fs::read(&a).unwrap();
+    write(place.upper(&workspace.id).join("a"), "one\n");
+    write(place.upper(&workspace.id).join(".envrc"), "held back, so that the workspace stays\n");
+    place.release(&workspace.id);
+    place.applied(&workspace.id);
+    write(place.upper(&workspace.id).join("a"), "two\n");
+    fs::write(&a, before).unwrap();
+    assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1);
+}
+
+#[test]
 fn work_that_goes_on_after_an_apply_can_be_applied_again() {
     for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
         let place = Place::new();

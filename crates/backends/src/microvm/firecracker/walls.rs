@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use stockade_core::{Command, Result, SandboxSpec, Workspace};
+use stockade_core::{Command, Network, Result, SandboxSpec, Workspace};
 
 use super::api;
 use super::jail::{Access, Place, Shown, inside, real};
@@ -37,6 +37,7 @@ pub(super) async fn start(
         workspace: Workspace::Local(host_path(place.root())?),
         mounts,
         limits: limits(machine, OVERHEAD, disk),
+        network: Network::None,
         ..SandboxSpec::default()
     };
     let id = place.id().as_str();

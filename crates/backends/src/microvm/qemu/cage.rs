@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
-use stockade_core::{Command, Error, ErrorCode, Result, SandboxId, SandboxSpec};
+use stockade_core::{Command, Error, ErrorCode, Network, Result, SandboxId, SandboxSpec};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -61,6 +61,7 @@ fn spec(machine: &Machine, program: &Path) -> Result<SandboxSpec> {
     Ok(SandboxSpec {
         mounts: vec![shown(program, PROGRAM, true)?],
         limits: limits(machine, OVERHEAD, disk),
+        network: Network::None,
         ..SandboxSpec::default()
     })
 }

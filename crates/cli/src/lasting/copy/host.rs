@@ -48,6 +48,22 @@ pub fn look(dir: impl AsFd, name: &OsStr) -> io::Result<EntryKind> {
     Ok(kind(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?).0)
 }
 
+/// Where a symbolic link leads; nothing if that is not text.
+pub fn read_link(dir: impl AsFd, name: &OsStr) -> io::Result<Option<String>> {
+    Ok(rustix::fs::readlinkat(dir, name, Vec::new())?.into_string().ok())
+}
+
+/// Makes a symbolic link, in the place of another one if there is one.
+pub fn make_link(dir: impl AsFd, name: &OsStr, target: &str) -> io::Result<()> {
+    match rustix::fs::symlinkat(target, &dir, name) {
+        Err(Errno::EXIST) if look(&dir, name)? == EntryKind::Symlink => {
+            rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
+            Ok(rustix::fs::symlinkat(target, &dir, name)?)
+        }
+        made => Ok(made?),
+    }
+}
+
 /// The names in a directory, in order.
 pub fn names(dir: impl AsFd) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use stockade_core::{EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP, LINK, SPECIAL, Summary, host, join, name_of};
+use super::{CP, LINK, SPECIAL, Summary, host, join, name_of, stays_inside};
 use crate::lasting::message::PIECE;
 
 /// Something that is still to be copied.
@@ -20,6 +20,8 @@ struct Due {
     /// Where it is, for messages.
     source: String,
     target: String,
+    /// How deep its directory lies in what is copied.
+    depth: usize,
 }
 
 /// Copies what is at `source` to `target`, or into it if that is a directory.
@@ -28,7 +30,7 @@ pub async fn copy(source: &Path, guest: &mut Guest, target: &str) -> Result<Summ
     let opened = host::open_named(source).map_err(|error| host::failed("read", &shown, error))?;
     let target = settle(source, guest, target).await?;
     let mut job = Job { guest, summary: Summary::default(), due: Vec::new() };
-    job.take(opened, shown, target).await?;
+    job.take(opened, shown, target, 0).await?;
     while let Some(due) = job.due.pop() {
         job.summary.within_bounds()?;
         job.step(due).await?;
@@ -58,18 +60,39 @@ impl Job<'_> {
     async fn step(&mut self, due: Due) -> Result<()> {
         let failed = |error| host::failed("read", &due.source, error);
         match host::look(&due.dir, &due.name).map_err(failed)? {
-            EntryKind::Symlink => self.summary.skip(&due.source, LINK),
+            EntryKind::Symlink => self.link(due)?,
             EntryKind::Other => self.summary.skip(&due.source, SPECIAL),
             EntryKind::File | EntryKind::Directory => {
                 let opened = host::open(&due.dir, &due.name).map_err(failed)?;
-                self.take(opened, due.source, due.target).await?;
+                self.take(opened, due.source, due.target, due.depth + 1).await?;
             }
         }
         Ok(())
     }
 
-    /// Copies what was opened. It is judged by its handle: its name may mean something else by now.
-    async fn take(&mut self, opened: OwnedFd, source: String, target: String) -> Result<()> {
+    /// Notes a link that can be made when all it may lead to is there.
+    fn link(&mut self, due: Due) -> Result<()> {
+        let leads = host::read_link(&due.dir, &due.name)
+            .map_err(|error| host::failed("read", &due.source, error))?;
+        match leads.filter(|leads| stays_inside(leads, due.depth)) {
+            Some(leads) => {
+                self.summary.links += 1;
+                self.summary.links_due.push((leads, due.target));
+            }
+            None => self.summary.skip(&due.source, LINK),
+        }
+        Ok(())
+    }
+
+    /// Copies what was opened, whose content lies this deep. It is judged by its handle: its name may mean
+    /// something else by now.
+    async fn take(
+        &mut self,
+        opened: OwnedFd,
+        source: String,
+        target: String,
+        depth: usize,
+    ) -> Result<()> {
         let stat = rustix::fs::fstat(&opened)
             .map_err(|errno| host::failed("read", &source, errno.into()))?;
         match host::kind(&stat) {
@@ -79,7 +102,7 @@ impl Job<'_> {
                 }
                 self.file(opened.into(), &source, &target).await
             }
-            (EntryKind::Directory, _) => self.directory(opened, &source, &target).await,
+            (EntryKind::Directory, _) => self.directory(opened, &source, &target, depth).await,
             (EntryKind::Symlink | EntryKind::Other, _) => {
                 self.summary.skip(&source, SPECIAL);
                 Ok(())
@@ -104,7 +127,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    async fn directory(&mut self, dir: OwnedFd, source: &str, target: &str) -> Result<()> {
+    async fn directory(
+        &mut self,
+        dir: OwnedFd,
+        source: &str,
+        target: &str,
+        depth: usize,
+    ) -> Result<()> {
         self.guest.make_dir(target).await?;
         self.summary.directories += 1;
         let names = host::names(&dir).map_err(|error| host::failed("read", source, error))?;
@@ -112,7 +141,7 @@ impl Job<'_> {
         for name in names.into_iter().rev() {
             let shown = text(&name)?;
             let (source, target) = (join(source, &shown), join(target, &shown));
-            self.due.push(Due { dir: Rc::clone(&dir), name, source, target });
+            self.due.push(Due { dir: Rc::clone(&dir), name, source, target, depth });
         }
         Ok(())
     }

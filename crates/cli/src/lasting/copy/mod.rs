@@ -4,21 +4,24 @@
 //! host nothing is reached but through handles, and no symbolic link is followed below what the
 //! caller named; and what a guest says about its tree is checked before it becomes a name here.
 
-pub mod executable;
 mod guest;
 mod host;
 pub mod inward;
 pub mod outward;
+mod programs;
+
+use std::path::{Component, Path};
 
 use serde::Serialize;
 use stockade_core::{Error, ErrorCode, Result, SandboxPath};
 
 pub use guest::Guest;
+pub use programs::Programs;
 
 const CP: &str = "cp";
 /// Most files and directories of one copy.
 const MOST_ENTRIES: u64 = 1_000_000;
-const LINK: &str = "left out: a symbolic link";
+const LINK: &str = "left out: a symbolic link that leads out of what is copied";
 const SPECIAL: &str = "left out: neither a file nor a directory";
 
 /// What was copied.
@@ -28,12 +31,16 @@ pub struct Summary {
     pub files: u64,
     /// Directories.
     pub directories: u64,
+    /// Symbolic links.
+    pub links: u64,
     /// Bytes of all files.
     pub bytes: u64,
     /// What was left out, and why.
     pub skipped: Vec<Skipped>,
     /// Files that can be executed, and should be on the other side.
     pub executables: Vec<String>,
+    /// Links that are still to be made in the sandbox: target and path.
+    pub links_due: Vec<(String, String)>,
 }
 
 /// Something that was left out.
@@ -53,13 +60,29 @@ impl Summary {
 
     /// Refuses trees without end.
     fn within_bounds(&self) -> Result<()> {
-        let entries = self.files + self.directories + self.skipped.len() as u64;
+        let left_out = self.skipped.len() as u64;
+        let entries = self.files + self.directories + self.links + left_out;
         if entries < MOST_ENTRIES {
             return Ok(());
         }
         let message = format!("there are more than {MOST_ENTRIES} files and directories");
         Err(Error::new(ErrorCode::TooLarge, CP, message).remedy("copy a part, or an archive"))
     }
+}
+
+/// Whether a symbolic link, in a directory this deep in the tree that is copied, leads to something in it.
+/// Steps up are taken at the beginning only: after another name they would start from wherever that leads.
+fn stays_inside(target: &str, depth: usize) -> bool {
+    let (mut up, mut down) = (0, false);
+    for part in Path::new(target).components() {
+        match part {
+            Component::Normal(_) => down = true,
+            Component::CurDir => {}
+            Component::ParentDir if !down => up += 1,
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return false,
+        }
+    }
+    !target.is_empty() && up <= depth
 }
 
 /// The name of what a path names; nothing where it names a directory by its place: `.`, `..`, `a/.`.
@@ -81,7 +104,17 @@ fn path(text: &str) -> Result<SandboxPath> {
 
 #[cfg(test)]
 mod tests {
-    use super::name_of;
+    use super::{name_of, stays_inside};
+
+    #[test]
+    fn only_links_that_lead_to_something_copied_stay_inside() {
+        for (target, depth) in [("a", 0), ("./a/b", 0), ("../a", 1), ("../../a", 2), ("..", 1)] {
+            assert!(stays_inside(target, depth), "{target} at {depth}");
+        }
+        for (target, depth) in [("", 3), ("/a", 3), ("../a", 0), ("../../a", 1), ("a/../..", 5)] {
+            assert!(!stays_inside(target, depth), "{target} at {depth}");
+        }
+    }
 
     #[test]
     fn a_path_that_ends_in_a_place_has_no_name() {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP, LINK, SPECIAL, Summary, host, join, name_of};
+use super::{CP, LINK, Programs, SPECIAL, Summary, host, join, name_of, stays_inside};
 use crate::lasting::message::PIECE;
 
 /// Something that is still to be copied.
@@ -22,15 +22,24 @@ struct Due {
     name: String,
     source: String,
     entry: Entry,
+    /// How deep its directory lies in what is copied.
+    depth: usize,
 }
 
 /// Copies what is at `source` to `target`, or into it if that is a directory.
-pub async fn copy(guest: &mut Guest, source: &str, target: &Path, most: Bytes) -> Result<Summary> {
+pub async fn copy(
+    guest: &mut Guest,
+    programs: Programs<'_>,
+    source: &str,
+    target: &Path,
+    most: Bytes,
+) -> Result<Summary> {
     let Some(entry) = guest.stat(source).await? else {
         let message = format!("the sandbox has no `{}`", source.escape_debug());
         return Err(Error::new(ErrorCode::NotFound, CP, message));
     };
-    let mut job = Job { guest, summary: Summary::default(), due: Vec::new(), most: most.0 };
+    let (summary, due) = (Summary::default(), Vec::new());
+    let mut job = Job { guest, programs, summary, due, most: most.0 };
     match entry.kind {
         EntryKind::File | EntryKind::Directory => job.first(source, target, entry).await?,
         EntryKind::Symlink | EntryKind::Other => return Err(not_copied(source, entry.kind)),
@@ -50,6 +59,7 @@ fn not_copied(source: &str, kind: EntryKind) -> Error {
 
 struct Job<'a> {
     guest: &'a mut Guest,
+    programs: Programs<'a>,
     summary: Summary,
     due: Vec<Due>,
     /// Bytes that may still come.
@@ -64,10 +74,11 @@ impl Job<'_> {
             let dir = Rc::new(host::open_named(target).map_err(failed)?);
             return match name_of(source) {
                 Some(name) => {
-                    self.due.push(Due { dir, name: name.into(), source: source.into(), entry });
+                    let (name, source) = (name.into(), source.into());
+                    self.due.push(Due { dir, name, source, entry, depth: 0 });
                     Ok(())
                 }
-                None => self.contents(dir, source).await,
+                None => self.contents(dir, source, 0).await,
             };
         }
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -76,20 +87,19 @@ impl Job<'_> {
             .file_name()
             .and_then(OsStr::to_str)
             .ok_or_else(|| failed(std::io::Error::from(std::io::ErrorKind::InvalidFilename)))?;
-        let due = Due { dir: Rc::new(dir), name: name.into(), source: source.into(), entry };
-        self.due.push(due);
+        let (dir, name, source) = (Rc::new(dir), name.into(), source.into());
+        self.due.push(Due { dir, name, source, entry, depth: 0 });
         Ok(())
     }
 
     async fn step(&mut self, due: Due) -> Result<()> {
         let failed = |error| host::failed("written", &due.name, error);
         match due.entry.kind {
-            EntryKind::Symlink => self.summary.skip(&due.source, LINK),
-            EntryKind::Other => self.summary.skip(&due.source, SPECIAL),
+            EntryKind::Symlink | EntryKind::Other => self.summary.skip(&due.source, SPECIAL),
             EntryKind::Directory => {
                 let dir = host::make_dir(&due.dir, OsStr::new(&due.name)).map_err(failed)?;
                 self.summary.directories += 1;
-                self.contents(Rc::new(dir), &due.source).await?;
+                self.contents(Rc::new(dir), &due.source, due.depth).await?;
             }
             EntryKind::File => {
                 let executable = due.entry.mode & 0o111 != 0;
@@ -101,11 +111,41 @@ impl Job<'_> {
         Ok(())
     }
 
-    async fn contents(&mut self, dir: Rc<OwnedFd>, source: &str) -> Result<()> {
+    /// Takes up what is in a directory, which lies this deep.
+    async fn contents(&mut self, dir: Rc<OwnedFd>, source: &str, depth: usize) -> Result<()> {
+        let mut links = Vec::new();
         for entry in self.guest.list(source).await? {
             let name = checked(&entry.name)?.to_owned();
+            if entry.kind == EntryKind::Symlink {
+                links.push(name);
+                continue;
+            }
             let source = join(source, &name);
-            self.due.push(Due { dir: Rc::clone(&dir), name, source, entry });
+            self.due.push(Due { dir: Rc::clone(&dir), name, source, entry, depth: depth + 1 });
+        }
+        self.links(&dir, source, &links, depth).await
+    }
+
+    /// Makes the links of one directory that stay inside. Nothing that is written later follows one.
+    async fn links(
+        &mut self,
+        dir: &OwnedFd,
+        source: &str,
+        names: &[String],
+        depth: usize,
+    ) -> Result<()> {
+        let paths: Vec<_> = names.iter().map(|name| join(source, name)).collect();
+        let targets = self.programs.read_links(&paths).await?;
+        for ((name, path), leads) in names.iter().zip(&paths).zip(targets) {
+            self.summary.within_bounds()?;
+            match leads.filter(|leads| stays_inside(leads, depth)) {
+                Some(leads) => {
+                    host::make_link(dir, OsStr::new(name), &leads)
+                        .map_err(|error| host::failed("written", name, error))?;
+                    self.summary.links += 1;
+                }
+                None => self.summary.skip(path, LINK),
+            }
         }
         Ok(())
     }

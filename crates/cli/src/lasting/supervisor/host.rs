@@ -1,6 +1,7 @@
 //! What the sessions of one sandbox share: the engine, the sandbox's id, its programs, and the wish
 //! that it ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{
@@ -34,6 +35,7 @@ pub struct Host {
     /// Who uses it.
     pub activity: Arc<Activity>,
     jobs: Mutex<Jobs>,
+    paused: AtomicBool,
     asked: watch::Sender<bool>,
     ended: watch::Sender<Option<Last>>,
 }
@@ -50,6 +52,7 @@ impl Host {
             lifetime: order.lifetime,
             activity: Activity::new(),
             jobs: Mutex::default(),
+            paused: AtomicBool::new(false),
             asked: watch::Sender::new(false),
             ended: watch::Sender::new(None),
         })
@@ -64,11 +67,37 @@ impl Host {
     pub fn info(&self) -> Info {
         let jobs = self.jobs().info();
         let (id, workspace) = (self.id.clone(), self.workspace.clone());
-        Info { id, workspace, idle: self.idle, lifetime: self.lifetime, jobs }
+        let paused = self.paused.load(Ordering::Relaxed);
+        Info { id, workspace, idle: self.idle, lifetime: self.lifetime, paused, jobs }
+    }
+
+    /// Stops everything in it where it is.
+    pub async fn pause(&self) -> Result<()> {
+        self.engine.sandbox(&self.id)?.pause().await?;
+        self.paused.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets it go on.
+    pub async fn resume(&self) -> Result<()> {
+        self.engine.sandbox(&self.id)?.resume().await?;
+        self.paused.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Refuses a command that would wait for a sandbox which stands still.
+    fn refuse_paused(&self) -> Result<()> {
+        if !self.paused.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let message = format!("sandbox `{}` is paused", self.id);
+        Err(Error::new(ErrorCode::Denied, "exec", message)
+            .remedy(format!("let it go on: `stockade resume {}`", self.id)))
     }
 
     /// Starts a program, with a follower from its first byte on.
     pub async fn exec(self: &Arc<Self>, command: Command) -> Result<(Execution, Subscription)> {
+        self.refuse_paused()?;
         self.jobs().room()?;
         let busy = self.activity.begin();
         let started = self.engine.exec_followed(&self.id, command).await;

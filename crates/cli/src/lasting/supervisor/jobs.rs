@@ -8,6 +8,7 @@ use stockade_core::{Error, ErrorCode, JobId, Outcome, Result};
 use stockade_engine::{Timestamp, Watcher};
 
 use crate::lasting::message::JobInfo;
+use crate::prefix::by_prefix;
 
 /// Most programs at once.
 const MOST_RUNNING: usize = 256;
@@ -65,13 +66,15 @@ impl Jobs {
         }
     }
 
-    /// This one, or the newest.
-    pub fn find(&self, job: Option<&JobId>) -> Option<Watcher> {
-        let found = match job {
-            Some(job) => self.0.iter().find(|one| one.watcher.job() == job),
-            None => self.0.back(),
+    /// This one, by its id or the beginning of it, or the newest.
+    pub fn find(&self, job: Option<&JobId>) -> Result<Option<Watcher>> {
+        let Some(given) = job else {
+            return Ok(self.0.back().map(|one| one.watcher.clone()));
         };
-        found.map(|one| one.watcher.clone())
+        let ids = self.0.iter().map(|one| one.watcher.job());
+        let meant = by_prefix("jobs", given.as_str(), ids, "logs")?;
+        let found = self.0.iter().find(|one| Some(one.watcher.job()) == meant);
+        Ok(found.map(|one| one.watcher.clone()))
     }
 
     /// All of them, for people.
@@ -139,7 +142,7 @@ mod tests {
             jobs.finish(watcher.job(), &watcher.outcome().await);
         }
         assert_eq!((jobs.info().len(), jobs.running()), (MOST_ENDED, 0));
-        let newest = jobs.find(None).unwrap();
+        let newest = jobs.find(None).unwrap().unwrap();
         assert_eq!(jobs.info().last().unwrap().job, *newest.job());
         engine.close().await.unwrap();
     }

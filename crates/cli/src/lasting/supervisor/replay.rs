@@ -17,8 +17,10 @@ pub async fn logs(
     follow: bool,
 ) -> Result<(), FrameError> {
     let found = session.host.jobs().find(job.as_ref());
-    let Some(watcher) = found else {
-        return session.fail(&missing(job.as_ref())).await;
+    let watcher = match found {
+        Ok(Some(watcher)) => watcher,
+        Ok(None) => return session.fail(&missing(job.as_ref())).await,
+        Err(error) => return session.fail(&error).await,
     };
     session.reply(&attach::started(&watcher)).await?;
     let mut output = watcher.subscribe();

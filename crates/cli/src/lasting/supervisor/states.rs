@@ -16,11 +16,11 @@ pub async fn answer(host: &Host, request: Request) -> Result<Option<Reply>> {
             Reply::Done
         }
         Request::Pause => {
-            host.engine.sandbox(&host.id)?.pause().await?;
+            host.pause().await?;
             Reply::Done
         }
         Request::Resume => {
-            host.engine.sandbox(&host.id)?.resume().await?;
+            host.resume().await?;
             Reply::Done
         }
         Request::Describe => Reply::Described(Box::new(described(host).await?)),

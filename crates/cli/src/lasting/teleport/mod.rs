@@ -42,7 +42,7 @@ const ARRIVING: Duration = Duration::from_secs(600);
 const STAYING: Duration = Duration::from_secs(120);
 
 /// What to move, and where to.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct TeleportArgs {
     /// The sandbox.
     #[arg(value_name = "SANDBOX")]
@@ -77,6 +77,7 @@ struct Sent {
 pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
+    let args = &TeleportArgs { sandbox: place.resolve(&args.sandbox, TELEPORT)?, ..args.clone() };
     let host = host(&settings, &args.to)?;
     // While this is open it counts as used, however long the way is.
     let mut in_use = place.reach(&args.sandbox, TELEPORT).await?;

@@ -55,9 +55,15 @@ impl Screen {
 
     /// Starts it in front, so that keys such as Ctrl-C become signals for it.
     pub fn start_in_front(&self, place: &Place, args: &[&str]) -> Child {
-        let mut command = Command::new("setsid");
+        self.start_line(place, "exec \"$@\"", args)
+    }
+
+    /// Starts a line of shell in front, with the command as its arguments.
+    pub fn start_line(&self, place: &Place, line: &str, args: &[&str]) -> Child {
         let inner = place.command(args);
-        command.args(["--ctty", "--wait"]).arg(inner.get_program()).args(inner.get_args());
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", "--wait", "sh", "-c", line, "sh"]);
+        command.arg(inner.get_program()).args(inner.get_args());
         command.current_dir(place.workspace()).env_clear();
         let set = inner.get_envs().filter_map(|(name, value)| Some((name, value?)));
         command.envs(set);
