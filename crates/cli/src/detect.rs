@@ -14,6 +14,8 @@ pub const MEASURING: &str = "measuring what each backend can do";
 
 /// Spaces between two columns.
 const GAP: usize = 2;
+/// How wide a list below the table may get.
+const LIST_WIDTH: usize = 100;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -50,14 +52,14 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
 }
 
 /// A column of the summary, from the backend's name downwards.
-fn column(capabilities: &Capabilities) -> Vec<(Option<Tone>, String)> {
+fn column(capabilities: &Capabilities, features: &[Feature]) -> Vec<(Option<Tone>, String)> {
     let name = capabilities.backend.as_str();
     let head = [
         (Some(Tone::Head), name.to_owned()),
         (None, capabilities.boundary.to_string()),
         (None, registry::typical_start(&capabilities.backend).to_owned()),
     ];
-    let features = Feature::ALL.iter().map(|feature| {
+    let features = features.iter().map(|feature| {
         let (tone, word) = match capabilities.support(*feature) {
             Support::Full { .. } => (Tone::Good, "yes"),
             Support::Partial { .. } => (Tone::Fair, "partly"),
@@ -68,14 +70,33 @@ fn column(capabilities: &Capabilities) -> Vec<(Option<Tone>, String)> {
     head.into_iter().chain(features).collect()
 }
 
-/// Backends that are here across, features down, and one line on the rest.
+/// Backends that are here across, features in which they differ down, and a few lines on the rest.
 fn summary(measured: &[Capabilities], printer: &Printer) -> String {
-    let here = || measured.iter().filter(|one| one.unavailable.is_none());
+    let here: Vec<_> = measured.iter().filter(|one| one.unavailable.is_none()).collect();
+    let full = |one: &&Capabilities, feature| matches!(one.support(feature), Support::Full { .. });
+    let (common, differing): (Vec<Feature>, Vec<Feature>) =
+        Feature::ALL.iter().partition(|feature| here.iter().all(|one| full(one, **feature)));
     let labels = ["", "boundary", "typical start"].into_iter().map(str::to_owned);
-    let labels = labels.chain(Feature::ALL.iter().map(ToString::to_string));
+    let labels = labels.chain(differing.iter().map(ToString::to_string));
     let labels: Vec<_> = labels.map(|label| (None, label)).collect();
-    let columns: Vec<_> = std::iter::once(labels).chain(here().map(column)).collect();
-    across(&columns, printer) + &rest(measured)
+    let columns = here.iter().map(|one| column(one, &differing));
+    let columns: Vec<_> = std::iter::once(labels).chain(columns).collect();
+    let common: Vec<_> = common.iter().map(ToString::to_string).collect();
+    across(&columns, printer) + &wrapped("all have", &common) + &rest(measured)
+}
+
+/// A list behind a word, on as many lines as it takes.
+fn wrapped(word: &str, names: &[String]) -> String {
+    let mut lines = vec![format!("{word}:")];
+    for (at, name) in names.iter().enumerate() {
+        let comma = if at + 1 < names.len() { "," } else { "" };
+        let part = format!(" {name}{comma}");
+        match lines.last_mut() {
+            Some(line) if line.len() + part.len() <= LIST_WIDTH => line.push_str(&part),
+            _ => lines.push(format!(" {part}")),
+        }
+    }
+    if names.is_empty() { String::new() } else { lines.join("\n") + "\n" }
 }
 
 fn across(columns: &[Vec<(Option<Tone>, String)>], printer: &Printer) -> String {

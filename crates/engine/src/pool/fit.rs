@@ -143,7 +143,7 @@ mod tests {
         assert!(!fits(|spec| spec.env.insert("A".parse().unwrap(), "b".into())));
         assert!(!fits(|spec| spec.user = Some("1:1".parse().unwrap())));
         assert!(!fits(|spec| spec.workdir = Some("/tmp".parse().unwrap())));
-        assert!(!fits(|spec| spec.network = stockade_core::Network::Loopback));
+        assert!(!fits(|spec| spec.network = stockade_core::Network::None));
         assert!(!fits(|spec| spec.deterministic = true));
         assert!(!fits(|spec| spec.limits.memory = Some(Bytes::mib(1))));
         assert!(!fits(|spec| spec.without.insert(Feature::DiskLimit)));
