@@ -4,7 +4,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use rustix::stdio::{stdin, stdout};
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    OptionalActions, QueueSelector, Termios, isatty, tcflush, tcgetattr, tcgetwinsize, tcsetattr,
+};
 use stockade_core::{Command, Error, ErrorCode, Result, TerminalSize};
 
 /// What most programs assume where nobody says.
@@ -58,6 +60,8 @@ fn remember(before: Option<Termios>) -> Option<Termios> {
 
 fn restore() {
     if let Some(before) = remember(None) {
+        // The terminal's answers to what a guest asked it last are not for the caller's shell.
+        let _ = tcflush(stdin(), QueueSelector::IFlush);
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
     }
 }
