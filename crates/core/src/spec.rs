@@ -72,9 +72,25 @@ impl SandboxSpec {
         self.writes_to_host_workspace() || self.all_mounts().any(|mount| !mount.read_only)
     }
 
-    /// Where commands find the workspace, on a backend that can choose.
+    /// Where commands find the workspace, on a backend that can choose. Not at a path of its own where something
+    /// is mounted over a part of it: by that path the part would be seen.
     pub fn workspace_dir(&self) -> &str {
-        self.workspace_at.as_ref().map_or(WORKSPACE_ROOT, |at| at.path.as_str())
+        let at = self.workspace_at.as_ref().map_or(WORKSPACE_ROOT, |at| at.path.as_str());
+        if self.has_mount_below(WORKSPACE_ROOT) { WORKSPACE_ROOT } else { at }
+    }
+
+    /// Every path at which a backend that mounts it twice shows the workspace.
+    pub fn workspace_paths(&self) -> Vec<&str> {
+        match self.workspace_dir() {
+            WORKSPACE_ROOT => vec![WORKSPACE_ROOT],
+            dir if self.has_mount_below(dir) => vec![dir],
+            dir => vec![WORKSPACE_ROOT, dir],
+        }
+    }
+
+    fn has_mount_below(&self, dir: &str) -> bool {
+        let below = |mount: &Mount| std::path::Path::new(mount.target.as_str()).starts_with(dir);
+        self.all_mounts().any(below)
     }
 
     /// Every mount: those that were asked for, then the trees. For backends that can mount.

@@ -1,7 +1,7 @@
 //! From an admitted spec to the container that is asked for. Everything that the engine would leave
 //! open is said outright: what it does by default differs from one to the next.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -204,7 +204,7 @@ fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
     }
     if let Workspace::Local(path) = &spec.workspace {
         let path = directory(&NAME, "workspace", path)?;
-        for target in BTreeSet::from([WORKSPACE_ROOT, workspace_dir(spec)]) {
+        for target in spec.workspace_paths() {
             mounts.push(bind(&path, target, spec.read_only)?);
         }
     }

@@ -1,7 +1,6 @@
 //! From an admitted spec to what the guest will see, as plain data. Host paths are resolved here, so
 //! that what is mounted is what the caller meant.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -71,7 +70,7 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
     match &spec.workspace {
         Workspace::Local(path) => {
             workspace_dir = spec.workspace_dir();
-            for target in BTreeSet::from([WORKSPACE_ROOT, workspace_dir]) {
+            for target in spec.workspace_paths() {
                 binds.insert(0, workspace(path, target, spec.read_only)?);
             }
         }

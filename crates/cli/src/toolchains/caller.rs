@@ -31,6 +31,12 @@ impl Caller {
         Self { variables, path, home }
     }
 
+    /// Without what of PATH lies where a guest may write: it could make a link to any toolchain there.
+    pub(super) fn outside(mut self, written: &[PathBuf]) -> Self {
+        self.path.retain(|entry| !written.iter().any(|place| entry.starts_with(place)));
+        self
+    }
+
     pub(super) fn absolute(&self, variable: &str) -> Option<PathBuf> {
         self.variables.get(variable).map(PathBuf::from).filter(|path| is_plain(path))
     }

@@ -90,7 +90,7 @@ pub fn add(
     config: &EngineConfig,
 ) -> Result<Vec<Found>> {
     let caller = Caller::here();
-    let mut found = find(choice, spec, config, &caller)?;
+    let mut found = find(choice, spec, config, &Caller::here().outside(&written_places(spec)))?;
     if packages == Packages::Absent {
         found.iter_mut().for_each(Found::leave_home);
     }
@@ -104,12 +104,25 @@ pub fn add(
             set_default(spec, name, value.clone())?;
         }
     }
-    if *choice != Choice::None && spec.image == Image::Host {
-        if let Some(path) = inside::path(&caller, spec) {
-            set_default(spec, "PATH", path)?;
-        }
+    if *choice != Choice::None
+        && spec.image == Image::Host
+        && let Some(path) = inside::path(&caller, spec)
+    {
+        set_default(spec, "PATH", path)?;
     }
     Ok(found)
+}
+
+/// The directories of the host that guests of this spec may write to, by every name they have here.
+fn written_places(spec: &SandboxSpec) -> Vec<PathBuf> {
+    let workspace = match &spec.workspace {
+        Workspace::Local(dir) => Some(dir),
+        Workspace::Overlay(layers) => Some(&layers.lower),
+        Workspace::Ephemeral => None,
+    };
+    let mounts = spec.mounts.iter().filter(|mount| !mount.read_only).map(|mount| &mount.source);
+    let named = workspace.into_iter().chain(mounts).map(|path| path.as_path().to_owned());
+    named.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten().collect()
 }
 
 /// What the flags say of a variable wins.

@@ -96,6 +96,9 @@ const PLAIN: Root = Root {
     in_home: &[],
 };
 
+/// One that holds installations of others, each with a configuration of its own somewhere below.
+const NESTED: Root = Root { never: &["etc"], depth: 5, ..PLAIN };
+
 pub const TOOLCHAINS: &[Toolchain] = &[
     Toolchain {
         name: "rust",
@@ -166,7 +169,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("VOLTA_HOME"),
             defaults: &["~/.volta"],
             shown: &["bin", "tools"],
-            ..PLAIN
+            ..NESTED
         }],
         variables: &[("VOLTA_HOME", Value::Root(0))],
     },
@@ -198,7 +201,6 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "shims",
                 "libexec",
                 "plugins/*/bin",
-                "plugins/*/etc",
                 "plugins/*/libexec",
                 "plugins/*/share",
                 "plugins/*/shims",
@@ -206,7 +208,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "version",
                 "versions",
             ],
-            ..PLAIN
+            ..NESTED
         }],
         variables: &[("PYENV_ROOT", Value::Root(0)), ("PYENV_VERSION", Value::Word)],
     },
@@ -327,13 +329,12 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "shims",
                 "libexec",
                 "plugins/*/bin",
-                "plugins/*/etc",
                 "plugins/*/share",
                 "rbenv.d",
                 "version",
                 "versions",
             ],
-            ..PLAIN
+            ..NESTED
         }],
         variables: &[("RBENV_ROOT", Value::Root(0)), ("RBENV_VERSION", Value::Word)],
     },
@@ -346,7 +347,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 variable: Some("MISE_DATA_DIR"),
                 defaults: &["~/.local/share/mise"],
                 shown: &["installs", "shims"],
-                ..PLAIN
+                ..NESTED
             },
             Root { defaults: &["~/.local/bin"], shown: &["mise"], ..PLAIN },
         ],
@@ -359,7 +360,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("ASDF_DATA_DIR"),
             defaults: &["~/.asdf"],
             shown: &["bin", "shims", "libexec", "lib", "plugins/*/bin", "installs", "asdf.sh"],
-            ..PLAIN
+            ..NESTED
         }],
         variables: &[("ASDF_DATA_DIR", Value::Root(0)), ("ASDF_DIR", Value::ShownPath)],
     },
@@ -371,14 +372,21 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("HOMEBREW_PREFIX"),
             defaults: &["/home/linuxbrew/.linuxbrew", "~/.linuxbrew"],
             shown: &["bin", "sbin", "lib", "libexec", "include", "share", "opt", "Cellar"],
-            ..PLAIN
+            ..NESTED
         }],
         variables: &[("HOMEBREW_PREFIX", Value::Root(0)), ("HOMEBREW_CELLAR", Value::ShownPath)],
     },
     Toolchain {
         name: "opt",
         language: "opt",
-        roots: &[Root { defaults: &["/opt/*"], shown: &["."], never: &["etc", "var"], ..PLAIN }],
+        roots: &[Root {
+            defaults: &["/opt/*"],
+            shown: &[
+                "bin", "sbin", "lib", "lib64", "libexec", "include", "share", "jmods", "jre",
+                "legal", "release",
+            ],
+            ..PLAIN
+        }],
         variables: &[("JAVA_HOME", Value::ShownPath), ("MAVEN_HOME", Value::ShownPath)],
     },
 ];
