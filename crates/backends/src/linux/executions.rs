@@ -127,7 +127,15 @@ impl Executions {
 
     /// Whether no other one uses more of what there is a limit on, and what those that have ended left does not
     /// either: that may be about to go. Where none can be told apart it is the latest.
-    pub(crate) fn is_to_blame(&self, first: i32, number: u64, limit: LimitKind) -> bool {
+    ///
+    /// Of what was written not all can be told apart: one that is not known for half of the limit is no more to
+    /// blame than the others, and then all are.
+    pub(crate) fn is_to_blame(
+        &self,
+        first: i32,
+        number: u64,
+        (limit, most): (LimitKind, u64),
+    ) -> bool {
         let state = &mut *lock(&self.0);
         let latest = state.running.keys().next_back().copied();
         let amounts = state.running.iter_mut();
@@ -136,6 +144,9 @@ impl Executions {
             .collect();
         let most = known.iter().map(|(at, amount)| (*amount, *at)).max();
         let Some((amount, largest)) = most else { return latest == Some(number) };
+        if limit == LimitKind::Disk && amount < most / 2 {
+            return true;
+        }
         // What was written is counted for whoever waited for the writer, long after its end.
         let left = match limit == LimitKind::Disk {
             true => 0,
@@ -164,9 +175,9 @@ mod tests {
     fn where_nothing_can_be_told_apart_the_latest_is_to_blame() {
         let executions = Executions::default();
         let (one, two) = (executions.begin(None), executions.begin(None));
-        assert!(executions.is_to_blame(1, two, LimitKind::Memory));
-        assert!(!executions.is_to_blame(1, one, LimitKind::Memory));
+        assert!(executions.is_to_blame(1, two, (LimitKind::Memory, 0)));
+        assert!(!executions.is_to_blame(1, one, (LimitKind::Memory, 0)));
         executions.end(two, None);
-        assert!(executions.is_to_blame(1, one, LimitKind::Memory));
+        assert!(executions.is_to_blame(1, one, (LimitKind::Memory, 0)));
     }
 }

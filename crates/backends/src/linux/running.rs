@@ -85,7 +85,7 @@ pub(crate) struct Built {
 impl Running {
     pub(crate) fn new(id: SandboxId, built: Built, admitted: &Admitted) -> Self {
         let Built { backend, last: (pid, pidfd), ending, group, mut written, held } = built;
-        written.extend(workspace(admitted.spec()));
+        written.extend(written_of_host(admitted.spec()));
         Self {
             id,
             pid,
@@ -240,6 +240,18 @@ fn is_watched(admitted: &Admitted, limit: LimitKind) -> bool {
 }
 
 /// The workspace, if it is a host directory that is written to.
+/// The host's directories that a guest may write to; those that lie in another one count with that.
+fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
+    let mut written: Vec<PathBuf> = workspace(spec).into_iter().collect();
+    for mount in spec.all_mounts().filter(|mount| !mount.read_only) {
+        let source = mount.source.as_path();
+        if !written.iter().any(|other| source.starts_with(other)) {
+            written.push(source.to_owned());
+        }
+    }
+    written
+}
+
 fn workspace(spec: &SandboxSpec) -> Option<PathBuf> {
     match &spec.workspace {
         Workspace::Local(path) if !spec.read_only => Some(path.as_path().to_owned()),

@@ -77,12 +77,12 @@ fn proportional(pid: i32) -> Option<u64> {
     Some(kibibytes.saturating_mul(1024))
 }
 
-/// The bytes that a process and everything below it have written to files, pipes and the like, as far as this
-/// user may ask.
+/// The bytes that a process and everything below it have written to files on disk, as far as this user may ask.
+/// What is only set aside, or written through memory, is not in it.
 pub(crate) fn bytes_written(pid: i32) -> u64 {
     let of = |pid: i32| {
         let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("wchar: "))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "))?;
         line.trim().parse::<u64>().ok()
     };
     process_tree(pid).into_iter().filter_map(of).fold(0, u64::saturating_add)
