@@ -20,8 +20,8 @@ use crate::serve::Outbox;
 const PIECE: usize = 64 * 1024;
 /// How many pieces may wait for the agent.
 const WAITING: usize = 32;
-/// How long an agent may leave them waiting.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+/// How long an agent may leave them waiting: a machine may stand still for seconds on a busy host.
+pub const AGENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An agent's pipe.
 pub struct Carried {
@@ -47,7 +47,7 @@ impl Carried {
         let old = UnixStream::from_std(self.pipe)?;
         old.async_io(Interest::WRITABLE, || send(&old, &[0], &[&theirs])).await?;
         // It has let go of the old one when that has an end.
-        let ended = timeout(PATIENCE, self.outward).await;
+        let ended = timeout(AGENT_TIMEOUT, self.outward).await;
         self.inward.abort();
         ended.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         carry(ours, out)

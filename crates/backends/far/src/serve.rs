@@ -13,7 +13,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-use crate::agent::PATIENCE;
+use crate::agent::AGENT_TIMEOUT;
 use crate::base::Base;
 use crate::identity::Papers;
 use crate::session::Session;
@@ -200,6 +200,6 @@ impl Reader {
         let inbox = self.agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(inbox) = inbox else { return false };
         // One that has ended already is asked about later.
-        timeout(PATIENCE, inbox.send(data)).await.is_ok()
+        timeout(AGENT_TIMEOUT, inbox.send(data)).await.is_ok()
     }
 }

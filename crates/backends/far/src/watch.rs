@@ -16,7 +16,7 @@ use crate::serve::Outbox;
 /// The most executions that are watched at once.
 const EXECUTIONS: usize = 4096;
 /// How long the other side may take to end one.
-const PATIENCE: Duration = Duration::from_secs(3);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All of them.
 pub struct Watches {
@@ -49,7 +49,7 @@ impl ProcessControl for Killer {
         let gone =
             |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
         say(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)?;
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(KILL_TIMEOUT).await;
         Err(Error::new(ErrorCode::TooSlow, "kill", "the other side does not end it"))
     }
 }
