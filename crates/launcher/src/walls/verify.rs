@@ -158,11 +158,14 @@ fn hostname(plan: &LaunchPlan) -> Result<String, Failure> {
     }
 }
 
-/// Mount points with their options and the kind of their file system, as the kernel lists them: what
-/// lies on top comes last.
+/// Mount points with their options and the kind of their file system. Newer kernels list them in the order in
+/// which they were made, which says nothing about what lies on top.
 struct Mounts<'a>(Vec<Mounted<'a>>);
 
 struct Mounted<'a> {
+    id: &'a str,
+    /// What it is mounted on.
+    parent: &'a str,
     place: &'a str,
     options: &'a str,
     kind: &'a str,
@@ -172,9 +175,11 @@ impl<'a> Mounts<'a> {
     fn parse(text: &'a str) -> Mounts<'a> {
         let entry = |line: &'a str| {
             let (mount, file_system) = line.split_once(" - ")?;
-            let mut fields = mount.split(' ').skip(4);
+            let mut fields = mount.split(' ');
+            let (id, parent) = (fields.next()?, fields.next()?);
+            let mut fields = fields.skip(2);
             let kind = file_system.split(' ').next()?;
-            Some(Mounted { place: fields.next()?, options: fields.next()?, kind })
+            Some(Mounted { id, parent, place: fields.next()?, options: fields.next()?, kind })
         };
         Mounts(text.lines().filter_map(entry).collect())
     }
@@ -189,7 +194,8 @@ impl<'a> Mounts<'a> {
 
     fn find(&self, wall: Wall, place: &Path) -> Result<&Mounted<'a>, Failure> {
         let escaped = escape(place);
-        let found = self.0.iter().rev().find(|mounted| mounted.place == escaped);
+        let here = || self.0.iter().filter(|mounted| mounted.place == escaped);
+        let found = here().find(|one| here().all(|other| other.parent != one.id));
         found.map_or_else(|| missing(wall, format!("{} is not mounted", place.display())), Ok)
     }
 }
@@ -325,6 +331,17 @@ mod tests {
         assert_eq!(refused(status.is(Wall::Seccomp, "Seccomp", "2")), Wall::Seccomp);
         let _more = [(); 4].map(|()| Process::open().unwrap());
         assert_eq!(refused(descriptors(&process)), Wall::Descriptors);
+    }
+
+    #[test]
+    fn what_lies_on_top_is_found_in_whatever_order_mounts_are_listed() {
+        let root = "1 0 0:1 / / ro - tmpfs none ro\n";
+        let below = "2 1 0:2 / /workspace ro - erofs x ro\n";
+        let top = "3 2 0:3 / /workspace rw - ext4 x rw\n";
+        for text in [[root, below, top].concat(), [top, root, below].concat()] {
+            let mounts = Mounts::parse(&text);
+            assert!(mounts.has(Wall::Workspace, Path::new("/workspace"), "rw").is_ok(), "{text}");
+        }
     }
 
     #[test]
