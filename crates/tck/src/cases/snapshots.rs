@@ -37,7 +37,7 @@ pub(super) const CASES: &[Case] = &[
 
 /// How often another one has to be heard for one that is not heard to be silent.
 const TICKS: u32 = 40;
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Reads what is still under way until nothing comes any more while another program is heard: a machine that
 /// is slow is so for both.

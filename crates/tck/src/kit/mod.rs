@@ -28,7 +28,7 @@ use crate::witness::Witness;
 use crate::{MARK, ProbeForm, Stop, Subject, Verdict};
 
 /// How long something may take that has to happen, but not at once.
-pub(crate) const SOON: Duration = Duration::from_secs(15);
+pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// What a case works with. Clones are the same kit.
 #[derive(Clone)]

@@ -23,8 +23,8 @@ const IMAGE: &str = "localhost/stockade-tck/probe:1";
 
 /// How often each engine is killed, and how often in a long run.
 const KILLS: [u64; 2] = [10, 50];
-/// What C-31 allows, and a little for a busy machine's own clients.
-const SOON: Duration = Duration::from_secs(10);
+/// C-31 says five seconds, or the next start. What a busy machine takes is not judged here: the end is.
+const SOON: Duration = Duration::from_secs(60);
 
 /// A directory with the probe in it.
 pub fn furnished() -> tempfile::TempDir {

@@ -18,7 +18,7 @@ use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, Program, Wo
 
 /// A user that need not have an account.
 pub const ORDINARY: u32 = 54321;
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// Whose launcher it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -108,10 +108,7 @@ async fn what_a_dead_process_left_there_is_removed_however_deep_it_is() {
     let bench = Bench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
     let (_running, _follower) = begun(&bench, &id, DEEP).await;
-    for pid in sshd.carried() {
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    }
+    sshd.kill_carried();
     let measured = Ssh::new(vec![sshd.host()]).probe().await;
     assert_eq!(measured.unavailable, None);
     nothing_left(&sshd, &sshd.cache()).await;

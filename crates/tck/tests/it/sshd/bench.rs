@@ -12,7 +12,7 @@ use stockade_engine::{Engine, EngineConfig};
 use super::Sshd;
 
 /// How long the other side may take to notice that nobody speaks to it any more, and to end.
-const BY_ITSELF: Duration = Duration::from_secs(15);
+const BY_ITSELF: Duration = Duration::from_secs(60);
 
 /// An engine with one backend, and a workspace.
 pub struct Bench {

@@ -14,10 +14,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use stockade_backends::ssh::Host;
 
 /// How long it may take to listen.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 const SERVER: &str = "/usr/sbin/sshd";
 
 /// A server. It ends when this is dropped, and with it its sessions.
@@ -129,6 +131,24 @@ impl Sshd {
         };
         pids.filter(ours).collect()
     }
+
+    /// Kills those, and returns when they are gone: until then they hold what they had locked.
+    pub fn kill_carried(&self) {
+        loop {
+            let open = |pid| pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
+            let processes: Vec<_> = self.carried().into_iter().filter_map(open).collect();
+            if processes.is_empty() {
+                return;
+            }
+            for process in &processes {
+                // It may have ended by itself.
+                let _ = pidfd_send_signal(process, Signal::KILL);
+            }
+            for process in &processes {
+                poll(&mut [PollFd::new(process, PollFlags::IN)], None).unwrap();
+            }
+        }
+    }
 }
 
 impl Drop for Sshd {
@@ -139,8 +159,8 @@ impl Drop for Sshd {
         let _ = self.child.kill();
         let _ = self.child.wait();
         for session in sessions.into_iter().filter(|pid| is_session(*pid)) {
-            let pid = rustix::process::Pid::from_raw(session).unwrap();
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            let pid = Pid::from_raw(session).unwrap();
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
     }
 }
