@@ -134,7 +134,7 @@ impl Executions {
         &self,
         first: i32,
         number: u64,
-        (limit, most): (LimitKind, u64),
+        (limit, allowed): (LimitKind, u64),
     ) -> bool {
         let state = &mut *lock(&self.0);
         let latest = state.running.keys().next_back().copied();
@@ -144,7 +144,7 @@ impl Executions {
             .collect();
         let most = known.iter().map(|(at, amount)| (*amount, *at)).max();
         let Some((amount, largest)) = most else { return latest == Some(number) };
-        if limit == LimitKind::Disk && amount < most / 2 {
+        if limit == LimitKind::Disk && amount < allowed / 2 {
             return true;
         }
         // What was written is counted for whoever waited for the writer, long after its end.
