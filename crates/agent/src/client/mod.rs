@@ -143,7 +143,7 @@ impl AgentClient {
     /// Starts a command, with limits for each of its processes. Returns without waiting for the
     /// agent: a program that cannot be started says so as its exit (C-10).
     pub async fn spawn(&self, command: &Command, limits: &[(Limit, u64)]) -> Result<Process> {
-        Ok(self.spawn_on_channel(command, limits).await?.1)
+        Ok(self.spawn_with_pid(command, limits).await?.1)
     }
 
     /// The same, with the process number that the program will have.
@@ -156,14 +156,13 @@ impl AgentClient {
         Ok((pid, process))
     }
 
-    /// The same, with the channel that a copy of the agent knows the program by.
+    /// The same, and the channel that a copy of the agent knows the program by.
     pub async fn spawn_on_channel(
         &self,
         command: &Command,
         limits: &[(Limit, u64)],
-    ) -> Result<(u32, Process)> {
-        let (channel, _, process) = process::spawn(&self.hub, command, limits).await?;
-        Ok((channel, process))
+    ) -> Result<(u32, ProgramPid, Process)> {
+        process::spawn(&self.hub, command, limits).await
     }
 
     /// The sandbox's files.

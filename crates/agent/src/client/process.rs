@@ -11,7 +11,7 @@ use stockade_core::{
 };
 
 use super::hub::{Hub, too_slow};
-use super::lane::{Finish, Kind, Lane};
+use super::lane::{Finish, Kind, Lane, State};
 use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
 
 /// How long an agent may take to end everything of an execution.
@@ -80,6 +80,15 @@ impl ProgramPid {
     /// As the sandbox counts; nothing before it runs.
     pub fn get(&self) -> Option<u32> {
         self.0.pid()
+    }
+
+    /// Waits until it runs. Nothing, if it never does.
+    pub async fn started(&self) -> Option<u32> {
+        let known = |state: &mut State| match state.pid {
+            Some(pid) => Some(Some(pid)),
+            None => (state.ended || state.finish.is_some()).then_some(None),
+        };
+        self.0.until(known).await
     }
 }
 

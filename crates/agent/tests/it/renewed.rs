@@ -75,10 +75,10 @@ fn a_program_that_is_carried_over_is_heard_and_ended_by_the_other_client() {
     test(async {
         let (agent, client, held) = connected().await;
         let line = "echo one; until [ -e go ]; do sleep 0.02; done; echo two; exit 5";
-        let (channel, mut heard) = client.spawn_on_channel(&sh(line), &[]).await.unwrap();
+        let (channel, _, mut heard) = client.spawn_on_channel(&sh(line), &[]).await.unwrap();
         read_until(&mut heard, "one\n").await;
         let endless = sh("echo $$ > pid; sleep 600");
-        let (killed, _never_read) = client.spawn_on_channel(&endless, &[]).await.unwrap();
+        let (killed, _, _never_read) = client.spawn_on_channel(&endless, &[]).await.unwrap();
         let pid = pids(&agent.path("pid"), 1).await[0];
         let last = client.last_channel();
         let (reader, writer) = hand_over(&held);

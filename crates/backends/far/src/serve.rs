@@ -180,6 +180,10 @@ impl Reader {
             Ok(Ask::Watch { execution, cpu_time }) => {
                 return self.watches.begin(execution, cpu_time).await.is_ok();
             }
+            Ok(Ask::Started { execution, pid }) => {
+                self.watches.start(execution, pid);
+                return true;
+            }
             Ok(Ask::StandStill) => return self.stand_still().await.is_ok(),
             Ok(Ask::GoOn) => return self.ways.send(Way::On).await.is_ok(),
             Ok(ask) => Asked::Ask(ask),

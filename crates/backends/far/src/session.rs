@@ -9,11 +9,11 @@ use stockade_backends::across::frame::{Frame, FrameError};
 use stockade_backends::across::guest::Identity;
 use stockade_backends::across::pour;
 use stockade_backends::across::tree::{Conflict, Side, Tree, TreeError};
-use stockade_backends::across::words::{Ask, How, Tell, Verdict};
+use stockade_backends::across::words::{Ask, Tell, Verdict};
 use stockade_backends::native::Native;
 use stockade_core::{
-    Admitted, BackendChoice, Enforcement, Error, ErrorCode, HostPath, Image, LimitKind, Result,
-    SandboxId, SandboxSpec, Workspace, admit,
+    Admitted, BackendChoice, Enforcement, Error, ErrorCode, Exit, HostPath, Image, LimitKind,
+    Result, SandboxId, SandboxSpec, Workspace, admit,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -152,9 +152,11 @@ impl Session {
                 return Ok(());
             }
             // Begun where it was heard.
-            Ask::Watch { .. } | Ask::StandStill | Ask::GoOn => return Ok(()),
+            Ask::Watch { .. } | Ask::Started { .. } | Ask::StandStill | Ask::GoOn => return Ok(()),
             Ask::Create { spec, enforcement } => self.create(*spec, &enforcement).await,
-            Ask::Ended { execution, how } => self.ended(execution, how).await,
+            Ask::Ended { execution, how, cpu_time } => {
+                self.ended(execution, Exit { cpu_time, ..how.exit() }).await
+            }
             Ask::Push => self.arrived().await.map(done),
             Ask::Pull => self.changes().await.map(|()| done(Vec::new())),
             Ask::Become { identity, shared } => self.become_a_copy(&identity, shared).await,
@@ -272,9 +274,8 @@ impl Session {
         Ok(())
     }
 
-    async fn ended(&mut self, execution: u32, how: How) -> Result<Tell> {
+    async fn ended(&mut self, execution: u32, exit: Exit) -> Result<Tell> {
         // One that nobody watched began after what this machine was taken back to.
-        let exit = how.exit();
         let judged =
             self.watches.end(execution).map_or(exit.clone(), |watched| watched.judge(exit));
         let verdict = Verdict::of(&judged);

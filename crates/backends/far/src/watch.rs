@@ -88,6 +88,13 @@ impl Watches {
         holds
     }
 
+    /// Its program runs.
+    pub fn start(&self, execution: u32, pid: u32) {
+        if let Some(execution) = self.lock().executions.get(&execution) {
+            execution.start(pid);
+        }
+    }
+
     /// One that has ended is not watched any more.
     pub fn end(&self, execution: u32) -> Option<Execution> {
         self.lock().executions.remove(&execution)

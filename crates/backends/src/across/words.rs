@@ -38,12 +38,21 @@ pub enum Ask {
         /// Its processor time.
         cpu_time: Option<Span>,
     },
+    /// The program of an execution runs. Not answered.
+    Started {
+        /// Its number.
+        execution: u32,
+        /// The program's process number, as the sandbox counts.
+        pid: u32,
+    },
     /// An execution has ended: which limit was it, what did it use, and what has changed?
     Ended {
         /// Its number.
         execution: u32,
         /// How, as far as the agent can tell.
         how: How,
+        /// What its processes used of the processor, by the agent's word.
+        cpu_time: Option<Span>,
     },
     /// Takes over the changes that were sent.
     Push,

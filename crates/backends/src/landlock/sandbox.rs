@@ -11,6 +11,7 @@ use stockade_core::{
 
 use super::files::{WorkspaceFiles, from_workspace};
 use super::private::Private;
+use crate::linux::executions::Program;
 use crate::linux::running::Running;
 use crate::linux::sandbox::Kernel;
 use crate::linux::watch::{Before, Begun, Watched, held};
@@ -57,7 +58,7 @@ impl Sandbox for LandlockSandbox {
         let before = Before::of(&self.running);
         let (program, Process { events, control }) =
             self.files.0.spawn_with_pid(&command, &held(limits)).await?;
-        let begun = Begun { before, program: Some(program), kernel: Kernel::Shared };
+        let begun = Begun { before, program: Program::Told(program), kernel: Kernel::Shared };
         let events = Watched::new(events, &self.running, &control, limits.cpu_time, begun);
         Ok(Process { events: Box::new(events), control })
     }

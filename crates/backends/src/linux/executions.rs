@@ -21,9 +21,31 @@ struct State {
     ended_cpu: Duration,
 }
 
+/// How the program of an execution is known, as its sandbox counts processes.
+pub(crate) enum Program {
+    /// Its processes are not the host's.
+    Unknown,
+    /// By the agent's word, as soon as it runs.
+    Told(ProgramPid),
+    /// Whoever speaks to the agent has not said yet.
+    Awaited,
+    /// By its number.
+    Number(u32),
+}
+
+impl Program {
+    fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Told(program) => program.get(),
+            Self::Number(pid) => Some(*pid),
+            Self::Unknown | Self::Awaited => None,
+        }
+    }
+}
+
 /// One that runs.
 struct Account {
-    program: Option<ProgramPid>,
+    program: Program,
     /// The process below which all of its processes are, as the host numbers it, once that was looked for.
     keeper: Option<i32>,
     /// Processor time when it was last looked at.
@@ -37,15 +59,15 @@ const MAX_MISSES: u32 = 500;
 
 impl Account {
     fn find_keeper(&mut self, first: i32) -> Option<i32> {
-        let program = || self.program.as_ref().and_then(ProgramPid::get);
-        self.keeper = self.keeper.or_else(|| tally::keeper_of(first, program()?));
+        let found = || tally::keeper_of(first, self.program.pid()?);
+        self.keeper = self.keeper.or_else(found);
         self.keeper
     }
 
     /// Whether what it used can be told now. Not so between the end of its processes and the word of it, which
     /// says how much they had used.
     fn is_accountable(&mut self, first: i32) -> bool {
-        if self.program.as_ref().and_then(ProgramPid::get).is_none() {
+        if self.program.pid().is_none() && !matches!(self.program, Program::Awaited) {
             return true;
         }
         // Counted before it is looked at: what lives on has not taken any of it away.
@@ -88,12 +110,19 @@ fn amount_below(pid: i32, limit: LimitKind) -> u64 {
 
 impl Executions {
     /// Notes one that has been started; answers its number.
-    pub(crate) fn begin(&self, program: Option<ProgramPid>) -> u64 {
+    pub(crate) fn begin(&self, program: Program) -> u64 {
         let state = &mut *lock(&self.0);
         state.next += 1;
         let account = Account { program, keeper: None, cpu: Duration::ZERO, misses: 0 };
         state.running.insert(state.next, account);
         state.next
+    }
+
+    /// Notes the number of the program of one.
+    pub(crate) fn start(&self, number: u64, pid: u32) {
+        if let Some(account) = lock(&self.0).running.get_mut(&number) {
+            account.program = Program::Number(pid);
+        }
     }
 
     /// Notes the end of one, and what its own processes used at the least. Idempotent.
@@ -163,7 +192,7 @@ mod tests {
     #[test]
     fn an_execution_is_not_charged_for_what_others_used() {
         let executions = Executions::default();
-        let (one, two) = (executions.begin(None), executions.begin(None));
+        let (one, two) = (executions.begin(Program::Unknown), executions.begin(Program::Unknown));
         assert!(!executions.is_alone(one));
         executions.end(two, Some(Span::secs(3)));
         executions.end(two, Some(Span::secs(3)));
@@ -174,7 +203,7 @@ mod tests {
     #[test]
     fn where_nothing_can_be_told_apart_the_latest_is_to_blame() {
         let executions = Executions::default();
-        let (one, two) = (executions.begin(None), executions.begin(None));
+        let (one, two) = (executions.begin(Program::Unknown), executions.begin(Program::Unknown));
         assert!(executions.is_to_blame(1, two, (LimitKind::Memory, 0)));
         assert!(!executions.is_to_blame(1, one, (LimitKind::Memory, 0)));
         executions.end(two, None);

@@ -12,7 +12,7 @@ mod disk_watch;
 pub(crate) mod embed;
 #[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
 mod ended;
-mod executions;
+pub(crate) mod executions;
 pub(crate) mod find;
 #[cfg(any(feature = "docker", feature = "microvm"))]
 pub(crate) mod fingerprint;

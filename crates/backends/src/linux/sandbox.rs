@@ -13,6 +13,7 @@ use stockade_core::{
 
 use super::archives::Archives;
 use super::brake::{Brake, Braked};
+use super::executions::Program;
 use super::running::Running;
 use super::watch::{Before, Begun, Watched, held, held_apart};
 use super::{ended, settle};
@@ -64,7 +65,10 @@ impl Sandbox for LinuxSandbox {
             };
         let brake = Arc::clone(&self.brake);
         let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
-        let program = Some(program).filter(|_| self.kernel == Kernel::Shared);
+        let program = match self.kernel {
+            Kernel::Shared => Program::Told(program),
+            Kernel::Apart => Program::Unknown,
+        };
         let begun = Begun { before, program, kernel: self.kernel };
         let events = Watched::new(events, &self.running, &control, limits.cpu_time, begun);
         Ok(Process { events: Box::new(events), control })

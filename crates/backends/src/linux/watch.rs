@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use async_trait::async_trait;
-use stockade_agent::client::{Limit, ProgramPid};
+use stockade_agent::client::Limit;
 use stockade_core::{
     Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent,
     ProcessEvents, Signal, Span,
@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::cgroup::Group;
 use super::counters::{Counters, has_room_for_at_most, is_exceeded_now};
+use super::executions::Program;
 use super::lock;
 use super::running::Running;
 use super::sandbox::Kernel;
@@ -58,8 +59,7 @@ impl Watched {
 /// An execution that has just been started: the counters of its sandbox before, and its program.
 pub(crate) struct Begun {
     pub before: Before,
-    /// Absent, where its processes are not the host's.
-    pub program: Option<ProgramPid>,
+    pub program: Program,
     /// Whose kernel runs it.
     pub kernel: Kernel,
 }
@@ -137,8 +137,13 @@ impl Watching {
         cpu_time: Option<Span>,
     ) -> Self {
         let before = Before::of(running);
-        let begun = Begun { before, program: None, kernel: Kernel::Shared };
+        let begun = Begun { before, program: Program::Awaited, kernel: Kernel::Shared };
         Self::since(begun, running, control, cpu_time)
+    }
+
+    /// Its program runs, under this number.
+    pub(crate) fn start(&self, pid: u32) {
+        self.running.executions.start(self.held.number, pid);
     }
 
     fn since(
@@ -364,7 +369,7 @@ mod tests {
         let before = Before::of(&running);
         // On a busy host it is over before this side goes on.
         oom_kills(group.path(), 1);
-        let begun = Begun { before, program: None, kernel: Kernel::Shared };
+        let begun = Begun { before, program: Program::Unknown, kernel: Kernel::Shared };
         let watching = Watching::since(begun, &running, &control, None);
         assert_eq!(judged(&watching, lost.clone()), memory);
         assert_eq!(judged(&watching, ExitStatus::Signalled(Signal::KILL)), memory);

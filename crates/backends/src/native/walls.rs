@@ -59,6 +59,11 @@ impl Walls {
 }
 
 impl Execution {
+    /// Its program runs, under this process number as the sandbox counts: what it uses can be told apart.
+    pub fn start(&self, pid: u32) {
+        self.0.start(pid);
+    }
+
     /// Names the limit that ended it, and says what it used (C-16).
     pub fn judge(&self, exit: Exit) -> Exit {
         self.0.judge(exit)

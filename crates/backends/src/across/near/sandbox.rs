@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use stockade_agent::client::AgentClient;
+use stockade_agent::client::{AgentClient, ProgramPid};
 use stockade_core::{
     CarriedProgram, Command, EffectiveLimits, Exit, ExitStatus, Files, Parts, Process,
     ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, Signal, SnapshotKind,
@@ -160,6 +160,17 @@ impl FarSandbox {
         Process { events: Box::new(events), control: Arc::new(control) }
     }
 
+    /// Tells the other side which process it is, once it is one, so that it is told apart from others.
+    fn tell_of_start(&self, execution: u32, program: ProgramPid) {
+        let link = self.bridge.link();
+        tokio::spawn(async move {
+            if let Some(pid) = program.started().await {
+                // A connection that is lost is told of by whoever waits for an answer.
+                let _ = link.say(&Ask::Started { execution, pid }).await;
+            }
+        });
+    }
+
     /// The connection.
     pub fn link(&self) -> Arc<Link> {
         self.bridge.link()
@@ -223,7 +234,8 @@ impl Sandbox for FarSandbox {
         // Before the agent hears of it: what is sent first arrives first.
         self.bridge.link().say(&watch).await?;
         let command = settle(command, self.user);
-        let (channel, process) = self.client.spawn_on_channel(&command, &held(limits)).await?;
+        let (channel, pid, process) = self.client.spawn_on_channel(&command, &held(limits)).await?;
+        self.tell_of_start(execution, pid);
         let program = RunningProgram { channel, execution, command: for_people(&command.argv()) };
         Ok(self.hand_out(watched, program, process))
     }
@@ -272,7 +284,8 @@ impl Watched {
                 link.forget(execution);
                 return exit;
             }
-            let ask = Ask::Ended { execution, how: How::of(&exit.status) };
+            let (how, cpu_time) = (How::of(&exit.status), exit.cpu_time);
+            let ask = Ask::Ended { execution, how, cpu_time };
             let told = bridge.ask_in(turn, "take the changes over", &ask).await;
             link.forget(execution);
             let verdict = match told {
