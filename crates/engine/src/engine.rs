@@ -13,6 +13,7 @@ use stockade_core::{
 use crate::config::EngineConfig;
 use crate::execution::{Execution, Shared, Watcher};
 use crate::history::Subscription;
+use crate::host_views::behind_links;
 use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
@@ -304,6 +305,7 @@ impl Inner {
         command: Option<&Command>,
     ) -> Result<Order> {
         self.known(spec)?;
+        let spec = &behind_links(spec);
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
         let admitted = selection.admitted.take();

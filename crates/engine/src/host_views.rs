@@ -131,6 +131,34 @@ fn views(spec: &SandboxSpec) -> Vec<View<'_>> {
     views
 }
 
+/// The spec with every path of the host behind all links: what is checked is what a backend is handed, and a
+/// link that somebody puts in its way later is refused there. What is not there stays as it was named.
+pub(crate) fn behind_links(spec: &SandboxSpec) -> SandboxSpec {
+    let mut spec = spec.clone();
+    for path in host_paths(&mut spec) {
+        if let Ok(found) = real(path.as_path()).try_into() {
+            *path = found;
+        }
+    }
+    spec
+}
+
+/// Every path of the host that a spec names.
+fn host_paths(spec: &mut SandboxSpec) -> Vec<&mut HostPath> {
+    let mut paths = match &mut spec.workspace {
+        Workspace::Ephemeral => Vec::new(),
+        Workspace::Local(path) => vec![path],
+        Workspace::Overlay(Layers { lower, upper, work }) => vec![lower, upper, work],
+    };
+    paths.extend(spec.mounts.iter_mut().map(|mount| &mut mount.source));
+    paths.extend(spec.trees.iter_mut().map(|tree| &mut tree.mount.source));
+    match &mut spec.image {
+        Image::Directory(path) | Image::Oci(path) | Image::Wasm(path) => paths.push(path),
+        Image::Host | Image::Named(_) => {}
+    }
+    paths
+}
+
 /// The host's own programs are shown as they are: what lies among them is shown too.
 fn refuse_in_host_image(own: &OwnPath) -> Option<Refusal> {
     let shown = HOST_IMAGE.iter().find(|shown| own.path.starts_with(real(Path::new(shown))))?;
@@ -330,6 +358,19 @@ mod tests {
         }
         for spec in every_way(&base.join("c")) {
             assert_eq!(reasons(&config, &spec), "");
+        }
+    }
+
+    #[test]
+    fn a_backend_is_handed_the_path_that_was_checked() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        std::fs::create_dir(base.join("project")).unwrap();
+        std::os::unix::fs::symlink(base.join("project"), base.join("link")).unwrap();
+        let named = every_way(&base.join("link")).into_iter();
+        let meant = every_way(&base.join("project")).into_iter();
+        for (named, meant) in named.zip(meant) {
+            assert_eq!(behind_links(&named), meant);
         }
     }
 

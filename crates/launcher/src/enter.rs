@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use rustix::process::{
@@ -22,6 +22,8 @@ use rustix::thread::UnshareFlags;
 
 use crate::plan::Cgroup;
 use crate::{fs, ground, sys};
+
+const LINKLESS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
 /// A directory or file of the host, shown read-only at another path that is of the same kind.
 #[derive(Debug, Clone)]
@@ -109,7 +111,8 @@ impl Mounts {
         ground::change_all(MountPropagationFlags::DOWNSTREAM)?;
         for (source, target) in &self.views {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
-            let source = openat(CWD, source.as_c_str(), flags, Mode::empty())?;
+            // It was checked by this path: a link that leads elsewhere was not.
+            let source = openat2(CWD, source.as_c_str(), flags, Mode::empty(), LINKLESS)?;
             let target = openat(CWD, target.as_c_str(), flags, Mode::empty())?;
             fs::attach(copy_of(&source)?, target)?;
         }

@@ -1,19 +1,25 @@
-//! Host paths that a spec names: resolved once, before anything is built, so that what is mounted is what
-//! the caller meant and no link is followed later.
+//! Host paths that a spec names. They were resolved when they were checked (C-06): what leads elsewhere by now
+//! was not checked, and is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{BackendName, Error, ErrorCode, HostPath, Result};
 
-/// The path itself, behind all symbolic links.
+/// The path itself, if no part of it is a symbolic link.
 pub(crate) fn resolve(
     backend: &BackendName,
     field: &'static str,
     path: &HostPath,
 ) -> Result<PathBuf> {
-    fs::canonicalize(path.as_path())
-        .map_err(|error| unusable(backend, field, path.as_path(), "cannot be used").source(error))
+    let path = path.as_path();
+    let found = fs::canonicalize(path)
+        .map_err(|error| unusable(backend, field, path, "cannot be used").source(error))?;
+    match found == path {
+        true => Ok(found),
+        false => Err(unusable(backend, field, path, "leads elsewhere by a symbolic link")
+            .remedy("name the directory itself, and let nobody else change what leads to it")),
+    }
 }
 
 /// The same, if it is a directory.
