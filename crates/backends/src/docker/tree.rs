@@ -1,5 +1,6 @@
 //! Files of this host as the archives that an engine makes images of.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,8 +19,10 @@ const WAITING: usize = 4;
 /// A root of links, small files and mount points. The same pieces always give the same bytes.
 pub(super) fn of_pieces(pieces: &[Piece]) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
+    let mut made_dirs = BTreeSet::new();
     for Piece { target, made } in pieces {
         let target = target.strip_prefix("/").unwrap_or(target);
+        append_parents(&mut archive, target, &mut made_dirs)?;
         let mut header = tar::Header::new_gnu();
         match made {
             Made::Link(to) => {
@@ -33,15 +36,33 @@ pub(super) fn of_pieces(pieces: &[Piece]) -> io::Result<Vec<u8>> {
                 header.set_size(bytes.len() as u64);
                 archive.append_data(&mut header, target, bytes.as_slice())?;
             }
-            Made::Mount(_) => {
-                header.set_entry_type(tar::EntryType::Directory);
-                header.set_mode(0o755);
-                header.set_size(0);
-                archive.append_data(&mut header, target, io::empty())?;
-            }
+            Made::Mount(_) => append_directory(&mut archive, target)?,
         }
     }
     archive.into_inner()
+}
+
+/// Every directory has an entry of its own: some engines give others the mode 0600.
+fn append_parents<'p>(
+    archive: &mut tar::Builder<impl Write>,
+    target: &'p Path,
+    made: &mut BTreeSet<&'p Path>,
+) -> io::Result<()> {
+    let parents: Vec<_> = target.ancestors().skip(1).filter(|dir| *dir != Path::new("")).collect();
+    for parent in parents.into_iter().rev() {
+        if made.insert(parent) {
+            append_directory(archive, parent)?;
+        }
+    }
+    Ok(())
+}
+
+fn append_directory(archive: &mut tar::Builder<impl Write>, target: &Path) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Directory);
+    header.set_mode(0o755);
+    header.set_size(0);
+    archive.append_data(&mut header, target, io::empty())
 }
 
 /// A tree, packed while it is sent. `as_root`: all of it root's, for an engine that has nobody else.
