@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -112,6 +113,10 @@ impl Failure {
 
 fn remedy(wall: Wall, errno: i32) -> Option<&'static str> {
     match (wall, errno) {
+        (Wall::Ground | Wall::Namespaces, libc::EPERM | libc::EACCES) if is_container() => Some(
+            "this is a container: start it with `--security-opt seccomp=unconfined`, or with Podman, \
+             or use the landlock backend",
+        ),
         (Wall::Ground | Wall::Namespaces, libc::EPERM | libc::EACCES) => Some(
             "allow user namespaces for this user (kernel.unprivileged_userns_clone=1, \
              kernel.apparmor_restrict_unprivileged_userns=0), or use the landlock backend",
@@ -123,6 +128,10 @@ fn remedy(wall: Wall, errno: i32) -> Option<&'static str> {
             "the host's own /proc is partly masked (a container?): give it an unmasked /proc, \
              or use the landlock backend",
         ),
+        (Wall::Seccomp, libc::EBUSY) => Some(
+            "this is inside another sandbox, and the kernel gives both together one listener: start the \
+             command beside that sandbox, not in it",
+        ),
         (Wall::Source, libc::ENOENT) => Some("create it, or correct the path"),
         (Wall::Source, libc::ELOOP) => Some("give the path with its symbolic links resolved"),
         (Wall::Landlock, libc::ENOSYS | libc::EOPNOTSUPP) => {
@@ -130,6 +139,11 @@ fn remedy(wall: Wall, errno: i32) -> Option<&'static str> {
         }
         _ => None,
     }
+}
+
+/// Whether this process is in a container of Docker or Podman, by the file that each puts there.
+fn is_container() -> bool {
+    ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists())
 }
 
 /// Puts the wall and the object beside a system call's error.

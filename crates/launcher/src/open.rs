@@ -144,7 +144,25 @@ pub(crate) fn resolved(path: &Path) -> Result<OwnedFd, Errno> {
     }
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)
+    match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
+        // Filters refuse it, because they cannot read its arguments: inside another sandbox, for one.
+        Err(Errno::NOSYS) => name_by_name(path),
+        opened => opened,
+    }
+}
+
+/// The same without `openat2`.
+fn name_by_name(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut at = rustix::fs::open("/", flags, Mode::empty())?;
+    for part in path.components().skip(1) {
+        let Component::Normal(name) = part else { return Err(Errno::INVAL) };
+        at = rustix::fs::openat(&at, name, flags, Mode::empty())?;
+        if FileType::from_raw_mode(fstat(&at)?.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP);
+        }
+    }
+    Ok(at)
 }
 
 /// Whether a target is absolute and free of `.` and `..`, and not the root itself.

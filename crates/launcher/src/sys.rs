@@ -66,10 +66,22 @@ pub(crate) fn clone_into(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> Result<C
     // SAFETY: no CLONE_VM and no stack: the child goes on in a copy of this memory. The process is
     // single-threaded, so that no lock can be left taken in the copy.
     let ret = unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<CloneArgs>()) };
-    match i32::try_from(answer(ret)?).ok().and_then(Pid::from_raw) {
+    let pid = match answer(ret) {
+        // Filters of containers refuse it, because they cannot read its flags, and allow its elder.
+        Err(Errno::NOSYS) if cgroup.is_none() => older_clone(args.flags, &mut pidfd)?,
+        answered => answered?,
+    };
+    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
         None => Ok(Cloned::Child),
         Some(pid) => Ok(Cloned::Parent { pid, pidfd: owned(c_long::from(pidfd))? }),
     }
+}
+
+/// The same by `clone`, which knows of no control groups.
+fn older_clone(flags: u64, pidfd: &mut RawFd) -> Result<c_long, Errno> {
+    let (flags, zero) = (flags | libc::SIGCHLD as u64, 0_u64);
+    // SAFETY: as above; the descriptor's place outlives the call.
+    answer(unsafe { libc::syscall(libc::SYS_clone, flags, zero, ptr::from_mut(pidfd), zero, zero) })
 }
 
 /// New namespaces for this process itself.

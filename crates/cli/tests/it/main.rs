@@ -13,6 +13,8 @@ mod common;
 mod config;
 mod copies;
 mod ending;
+#[path = "../../../tck/tests/it/engines/mod.rs"]
+mod engines;
 mod input;
 mod lasting;
 mod lasting_ends;
@@ -29,12 +31,16 @@ mod shell;
 mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]
 mod sshd;
+mod surroundings;
 mod terminal;
 mod toolchains;
 mod workspaces;
 mod workspaces_live;
 mod needs_clients {
     mod mcp;
+}
+mod needs_docker {
+    mod container;
 }
 mod needs_git {
     mod checkouts;

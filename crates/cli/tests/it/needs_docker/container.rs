@@ -1,0 +1,43 @@
+//! In a plain container, under the profile that Docker has for everybody.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use crate::engines::{Engine, Kind};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
+const IMAGE: &str = "localhost/stockade-test/bare:1";
+
+/// An engine with an image that holds nothing: programs are the host's.
+fn engine() -> Engine {
+    let root = tempfile::tempdir().unwrap();
+    for link in ["bin", "sbin", "lib", "lib64"] {
+        symlink(format!("usr/{link}"), root.path().join(link)).unwrap();
+    }
+    for dir in ["usr", "tmp", "srv", "etc", "proc", "dev"] {
+        fs::create_dir(root.path().join(dir)).unwrap();
+    }
+    fs::set_permissions(root.path().join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+    let engine = Engine::start(Kind::Docker);
+    engine.import(root.path(), IMAGE);
+    engine
+}
+
+#[test]
+fn in_a_plain_container_something_runs_and_the_remedy_is_the_containers() {
+    let engine = engine();
+    let program = format!("{PROGRAM}:/opt/stockade:ro");
+    let run = |more: &[&str], args: &[&str]| {
+        let shown = ["-v", "/usr:/usr:ro", "-v", &program, "-w", "/srv", "-e", "HOME=/tmp"];
+        let all = [&["run", "--rm"], &shown[..], more, &[IMAGE, "/opt/stockade"], args].concat();
+        let output = engine.client(&all).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    for user in [&[][..], &["--user", "1000", "-e", "STOCKADE_STATE_DIR=/tmp/state"]] {
+        let (code, stdout, stderr) = run(user, &["run", "--no-workspace", "--", "echo", "hi"]);
+        assert_eq!((code, stdout.as_str()), (Some(0), "hi\n"), "{stderr}");
+        let (_, detected, _) = run(user, &["detect", "native"]);
+        assert!(detected.contains("--security-opt"), "{detected}");
+    }
+}
