@@ -23,6 +23,9 @@ use crate::workspace::{self, Asked};
 /// What a sandbox is made of.
 #[derive(Debug, Clone, Args)]
 pub struct SpecArgs {
+    /// Take what `[profile.NAME]` of the configuration says of flags that are not given.
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
     /// Who builds the walls: `auto` takes the strongest boundary that can do all that is asked.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<BackendChoice>,
@@ -30,8 +33,9 @@ pub struct SpecArgs {
     #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
     pub boundaries: Vec<Boundary>,
     /// What the root is made of: host, a name such as debian:12, dir:PATH, oci:PATH or wasm:PATH.
-    #[arg(long, value_name = "IMAGE", default_value = "host", hide_default_value = true)]
-    pub image: ImageArg,
+    /// [default: host]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<ImageArg>,
     /// Let the root be written to; the changes are gone with the sandbox.
     #[arg(long)]
     pub writable_root: bool,
@@ -207,6 +211,19 @@ impl SpecArgs {
     /// The spec these flags mean, over what is configured. A workspace that has to be made is in it as
     /// it is planned.
     pub fn spec(&self, wanted: &Wanted, settings: &Settings) -> Result<SandboxSpec> {
+        match self.under_profile(settings)? {
+            Some((flags, settings)) => flags.own_spec(wanted, &settings),
+            None => self.own_spec(wanted, settings),
+        }
+    }
+
+    /// What these flags and settings are with the profile that was named.
+    fn under_profile(&self, settings: &Settings) -> Result<Option<(Self, Settings)>> {
+        let Some(name) = &self.profile else { return Ok(None) };
+        settings.profile(name)?.under(name, self, settings).map(Some)
+    }
+
+    fn own_spec(&self, wanted: &Wanted, settings: &Settings) -> Result<SandboxSpec> {
         let workspace = wanted.planned(&settings.state_dir()?)?;
         let place = &self.place;
         let around = &self.surroundings;
@@ -214,7 +231,7 @@ impl SpecArgs {
         let mut spec = SandboxSpec {
             backend: self.backend.clone().or(settings.backend.clone()).unwrap_or_default(),
             boundaries: if boundaries.is_empty() { settings.boundaries() } else { boundaries },
-            image: self.image.resolve()?,
+            image: self.image.as_ref().map_or(Ok(Image::Host), ImageArg::resolve)?,
             root: if self.writable_root { RootMode::CopyOnWrite } else { RootMode::ReadOnly },
             workspace,
             workspace_at: self.workspace_at(wanted),
@@ -253,7 +270,7 @@ impl SpecArgs {
         if let Some(path) = &self.place.workspace_at {
             return Some(WorkspaceAt { path: path.clone(), required: true });
         }
-        let (ImageArg::Host, Wanted::Plain(Workspace::Local(own)) | Wanted::View(own)) =
+        let (None | Some(ImageArg::Host), Wanted::Plain(Workspace::Local(own)) | Wanted::View(own)) =
             (&self.image, wanted)
         else {
             return None;
@@ -269,7 +286,9 @@ impl SpecArgs {
         spec: &mut SandboxSpec,
         settings: &Settings,
     ) -> Result<Vec<Found>> {
-        let chosen = self.surroundings.toolchain.as_ref().or(settings.toolchain.as_ref());
+        let profiled = self.under_profile(settings)?;
+        let flags = profiled.as_ref().map_or(self, |(flags, _)| flags);
+        let chosen = flags.surroundings.toolchain.as_ref().or(settings.toolchain.as_ref());
         let choice = match chosen {
             Some(choice) => choice.clone(),
             None if registry::shows_trees(&spec.backend) => Choice::Auto,
@@ -306,6 +325,11 @@ impl ImageArg {
 }
 
 impl MountArg {
+    /// The same with another source, if there is one.
+    pub fn with_source(self, source: impl FnOnce(&Path) -> Option<PathBuf>) -> Option<Self> {
+        Some(Self { source: source(&self.source)?, ..self })
+    }
+
     fn resolve(&self) -> Result<Mount> {
         let source = existing("--mount", &self.source)?;
         Ok(Mount { source, target: self.target.clone(), read_only: self.read_only })

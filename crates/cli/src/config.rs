@@ -17,6 +17,7 @@ use stockade_tools::ApprovalConfig;
 
 use crate::pools::PoolSetting;
 use crate::printer::Printer;
+use crate::profiles::{self, Profile};
 use crate::toolchains::Choice;
 
 const READ: &str = "read the configuration";
@@ -88,6 +89,8 @@ pub struct Settings {
     ssh: SshSettings,
     /// Sandboxes that a server keeps ready. A later file's take the place of an earlier one's.
     pool: Option<Vec<PoolSetting>>,
+    /// Flags under a name. A later file's take the place of an earlier one's of the same name.
+    profile: BTreeMap<String, Profile>,
 }
 
 /// Which container engine is used, and how.
@@ -161,6 +164,17 @@ impl Settings {
         self.pool.as_deref().unwrap_or_default()
     }
 
+    /// The profile of that name.
+    pub fn profile(&self, name: &str) -> Result<&Profile> {
+        let known: Vec<_> = self.profile.keys().map(String::as_str).collect();
+        self.profile.get(name).ok_or_else(|| profiles::unknown(name, &known))
+    }
+
+    /// Every profile.
+    pub fn profiles(&self) -> impl Iterator<Item = (&str, &Profile)> {
+        self.profile.iter().map(|(name, profile)| (name.as_str(), profile))
+    }
+
     /// Where journal and leases live.
     pub fn state_dir(&self) -> Result<PathBuf> {
         match &self.state_dir {
@@ -222,6 +236,8 @@ impl Settings {
     fn over(self, earlier: Self) -> Self {
         let mut quotas = earlier.quotas;
         quotas.extend(self.quotas);
+        let mut profile = earlier.profile;
+        profile.extend(self.profile);
         // The first rule that matches decides: a later file's come first.
         let mut rules = self.approval.rules;
         rules.extend(earlier.approval.rules);
@@ -251,6 +267,7 @@ impl Settings {
                 program: self.ssh.program.or(earlier.ssh.program),
             },
             pool: self.pool.or(earlier.pool),
+            profile,
         }
     }
 }
@@ -425,7 +442,7 @@ mod tests {
     #[test]
     fn the_page_on_configuration_names_every_key_and_variable() {
         const PAGE: &str = include_str!("../../../docs/configuration.md");
-        const TABLES: [(&str, &str); 13] = [
+        const TABLES: [(&str, &str); 14] = [
             ("", ""),
             ("[limits]", "limits."),
             ("[quotas.a]", "quotas.NAME."),
@@ -439,6 +456,7 @@ mod tests {
             ("[microvm.firecracker.jailer]", "microvm.firecracker.jailer."),
             ("[[ssh.hosts]]", "ssh.hosts."),
             ("[[pool]]", "pool."),
+            ("[profile.a]", "profile.NAME."),
         ];
         for (table, prefix) in TABLES {
             let table = table.replace(

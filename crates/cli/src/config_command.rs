@@ -103,6 +103,7 @@ fn check(settings: &Settings, found: &[Source], printer: &Printer) -> Result<i32
         });
     }
     settings.engine()?;
+    settings.profiles().try_for_each(|(name, profile)| profile.check(name))?;
     let read: Vec<_> = found.iter().map(|source| source.name.as_str()).collect();
     if printer.is_json() {
         printer.json(&json!({ "valid": true, "read": read }));

@@ -24,6 +24,7 @@ mod output;
 mod pools;
 mod prefix;
 mod printer;
+mod profiles;
 mod reasons;
 mod refusals;
 mod registry;

@@ -147,3 +147,44 @@ fn a_quota_holds() {
     command.env("XDG_CONFIG_HOME", &config);
     finish(command).is_refused(&["small"]);
 }
+
+#[test]
+fn a_profile_is_flags_under_a_name_and_the_command_line_wins() {
+    let place = Place::new();
+    fs::create_dir(place.path("data")).unwrap();
+    fs::write(place.path("data/file"), "shown").unwrap();
+    let text = format!(
+        "[limits]\noutput = \"1m\"\n[profile.build]\nenv = [\"A=profile\", \"B=profile\"]\n\
+         mounts = [\"{}:/data\"]\nlimits = {{ output = \"6b\" }}\n",
+        place.path("data").display()
+    );
+    configure(&place.path("home/.config"), &text);
+    let script = "cat /data/file; echo -n $A $B";
+    let run = |flags: &[&str]| {
+        place.stockade(
+            &[&["run"], flags, &["--profile", "build", "--", "sh", "-c", script]].concat(),
+        )
+    };
+    let done = run(&[]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, "shownp"), "{done:?}");
+    run(&["--max-output", "1m", "--env", "B=flag"]).is(0, "shownprofile flag", "");
+    place
+        .stockade(&["run", "--profile", "bild", "--", "true"])
+        .is_refused(&["bild", "there are: build"]);
+}
+
+#[test]
+fn a_profile_that_makes_no_sense_is_named_by_its_key() {
+    let place = Place::new();
+    for (line, key, why) in [
+        ("mounts = [\"data:/data\"]", "mounts", "absolute"),
+        ("image = \"dir:\"", "image", "is not an image"),
+    ] {
+        configure(&place.path("home/.config"), &format!("[profile.a]\n{line}\n"));
+        let named = format!("profile.a.{key}");
+        place.stockade(&["config", "check"]).is_refused(&[&named, why]);
+        place.stockade(&["run", "--profile", "a", "--", "true"]).is_refused(&[&named, why]);
+        // Who does not name it is not kept from working.
+        place.stockade(&["run", "--", "true"]).is(0, "", "");
+    }
+}
