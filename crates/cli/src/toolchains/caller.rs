@@ -12,6 +12,8 @@ pub(super) struct Caller {
     pub(super) variables: BTreeMap<String, String>,
     pub(super) path: Vec<PathBuf>,
     pub(super) home: Option<PathBuf>,
+    /// Where a guest may write.
+    written: Vec<PathBuf>,
 }
 
 impl Caller {
@@ -28,13 +30,22 @@ impl Caller {
         let path = variables.get("PATH").map(String::as_str).unwrap_or_default();
         let path = path.split(':').map(PathBuf::from).filter(|dir| dir.is_absolute()).collect();
         let home = variables.get("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-        Self { variables, path, home }
+        Self { variables, path, home, written: Vec::new() }
     }
 
-    /// Without what of PATH lies where a guest may write: it could make a link to any toolchain there.
-    pub(super) fn outside(mut self, written: &[PathBuf]) -> Self {
+    /// Without what lies where a guest may write: it could make a link to anything there.
+    pub(super) fn outside(mut self, written: Vec<PathBuf>) -> Self {
         self.path.retain(|entry| !written.iter().any(|place| entry.starts_with(place)));
+        self.written = written;
         self
+    }
+
+    /// Whether a guest may write there, or where it leads, or beside it.
+    pub(super) fn is_written(&self, path: &Path) -> bool {
+        let beside = path.parent().and_then(|parent| parent.canonicalize().ok());
+        let all = [Some(path.to_owned()), path.canonicalize().ok(), beside];
+        let mut all = all.into_iter().flatten();
+        all.any(|path| self.written.iter().any(|place| path.starts_with(place)))
     }
 
     pub(super) fn absolute(&self, variable: &str) -> Option<PathBuf> {
@@ -47,8 +58,16 @@ fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.iter().any(|part| part == "..")
 }
 
-/// Where a root is: by its variable, or the first of its usual places that is there.
+/// Where a root is: by its variable, or the first of its usual places that is there. Not where a guest may
+/// write, and not something else under that name.
 pub(super) fn root_paths(row: &Root, caller: &Caller) -> Vec<PathBuf> {
+    let marked = |root: &PathBuf| row.marks.iter().all(|mark| root.join(mark).exists());
+    let mut roots = named_paths(row, caller);
+    roots.retain(|root| marked(root) && !caller.is_written(root));
+    roots
+}
+
+fn named_paths(row: &Root, caller: &Caller) -> Vec<PathBuf> {
     if let Some(named) = row.variable.and_then(|name| caller.absolute(name)) {
         return if named.is_dir() { vec![named] } else { Vec::new() };
     }

@@ -12,12 +12,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use stockade_core::{SandboxSpec, Workspace};
 
-use super::{Found, LeftOut, tree};
+use super::{Found, LeftOut, overlaps, tree};
 
 /// The longest `.git`, `gitdir` or `commondir` file.
 const MAX_POINTER_BYTES: u64 = 8 << 10;
 /// The longest configuration that is read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// The most repositories, with submodules and worktrees, that are looked at, and how deep they lie.
+const MAX_REPOSITORIES: usize = 1000;
+const MAX_DEPTH: usize = 8;
 
 /// The tree for the git directory that the workspace's `.git` file names, if it has one.
 pub(super) fn look(spec: &SandboxSpec) -> Option<Found> {
@@ -30,8 +33,17 @@ pub(super) fn look(spec: &SandboxSpec) -> Option<Found> {
     let named = workspace.join(named);
     let mut found = Found::named("git");
     match git_dir(workspace, &named) {
-        Ok(dir) if dir.starts_with(workspace) => return None,
-        Ok(dir) => found.add(tree("git", &dir, &dir).into_iter().collect()),
+        // What the caller shows there wins.
+        Ok(dir) if overlaps(&dir, spec) => return None,
+        Ok(dir) if may_hold_credentials(&dir) => {
+            let reason = "its configuration may hold credentials, or cannot be read".into();
+            found.left_out.push(LeftOut { path: dir, reason });
+        }
+        Ok(dir) => {
+            // Behind a link that was put there meanwhile lies something else.
+            let tree = tree("git", &dir, &dir);
+            found.add(tree.into_iter().filter(|tree| tree.mount.source.as_path() == dir).collect());
+        }
         Err(reason) => found.left_out.push(LeftOut { path: named, reason: reason.into() }),
     }
     Some(found)
@@ -98,6 +110,50 @@ fn core_worktree(config: &str) -> Option<&str> {
         }
     }
     found
+}
+
+/// Whether a configuration of this repository, of its submodules or of its worktrees has addresses with
+/// passwords, headers or helpers. One that cannot be read may.
+fn may_hold_credentials(dir: &Path) -> bool {
+    if dir.join("credentials").exists() {
+        return true;
+    }
+    let mut dirs = vec![(dir.to_owned(), 0)];
+    let mut seen = 0;
+    while let Some((dir, depth)) = dirs.pop() {
+        seen += 1;
+        let files = ["config", "config.worktree"].map(|name| dir.join(name));
+        let there = files.iter().filter(|file| file.symlink_metadata().is_ok());
+        let secret = |file: &PathBuf| {
+            small_file(file, MAX_CONFIG_BYTES).is_none_or(|text| has_secrets(&text))
+        };
+        if seen > MAX_REPOSITORIES || depth > MAX_DEPTH || there.into_iter().any(secret) {
+            return true;
+        }
+        for below in ["modules", "worktrees"].map(|name| dir.join(name)) {
+            dirs.extend(subdirectories(&below).map(|dir| (dir, depth + 1)));
+        }
+        // The name of a submodule may have slashes in it.
+        if depth > 0 && !is_repository(&dir) {
+            dirs.extend(subdirectories(&dir).map(|dir| (dir, depth + 1)));
+        }
+    }
+    false
+}
+
+fn subdirectories(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.map(|entry| entry.path())
+}
+
+fn has_secrets(config: &str) -> bool {
+    let config = config.to_ascii_lowercase();
+    let password = |line: &str| line.split_once("://").is_some_and(|(_, rest)| rest.contains('@'));
+    let mut lines = config.lines().map(str::trim);
+    lines.any(|line| {
+        line.contains("extraheader") || line.starts_with("[credential") || password(line)
+    })
 }
 
 fn is_repository(dir: &Path) -> bool {

@@ -89,15 +89,16 @@ pub fn add(
     spec: &mut SandboxSpec,
     config: &EngineConfig,
 ) -> Result<Vec<Found>> {
-    let caller = Caller::here();
-    let mut found = find(choice, spec, config, &Caller::here().outside(&written_places(spec)))?;
+    let mut found = find(choice, spec, config, &Caller::here().outside(written_places(spec)))?;
     if packages == Packages::Absent {
         found.iter_mut().for_each(Found::leave_home);
     }
-    found.extend(git::look(spec).map(|mut git| {
-        refuse_own(&mut git, config);
-        git
-    }));
+    if *choice != Choice::None {
+        found.extend(git::look(spec).map(|mut git| {
+            refuse_own(&mut git, config);
+            git
+        }));
+    }
     for toolchain in &found {
         spec.trees.extend(toolchain.trees.iter().cloned());
         for (name, value) in &toolchain.variables {
@@ -106,7 +107,7 @@ pub fn add(
     }
     if *choice != Choice::None
         && spec.image == Image::Host
-        && let Some(path) = inside::path(&caller, spec)
+        && let Some(path) = inside::path(&Caller::here(), spec)
     {
         set_default(spec, "PATH", path)?;
     }
@@ -236,7 +237,11 @@ fn add_trees(
     let in_home = in_home(row, root, spec);
     let before = found.trees.len();
     for (source, target) in at_own_path.chain(in_home) {
-        if overlaps(&target, spec) || covered(&target, &found.trees) || covered(&target, taken) {
+        if caller.is_written(&source)
+            || overlaps(&target, spec)
+            || covered(&target, &found.trees)
+            || covered(&target, taken)
+        {
             continue;
         }
         match tree(found.name, &source, &target) {

@@ -33,6 +33,8 @@ pub struct Root {
     pub never: &'static [&'static str],
     /// How deep in those trees names are looked at: deeper lie packages, which are nobody's configuration.
     pub depth: usize,
+    /// What has to be in it: it is something else without.
+    pub marks: &'static [&'static str],
     /// Whether only those of `shown` count into which PATH leads: the one version in use of many.
     pub in_path_only: bool,
     /// What is shown in the home directory inside as well, from the root, with its place from there and how deep
@@ -83,6 +85,18 @@ pub const NEVER_SHOWN: &[&str] = &[
     "settings-security.xml",
     "gradle.properties",
     "uv-receipt.toml",
+    ".mambarc",
+    "bunfig.toml",
+    ".bunfig.toml",
+    ".pgpass",
+    ".my.cnf",
+    ".terraformrc",
+    ".terraform.d",
+    ".kube",
+    ".m2",
+    ".config",
+    "jmxremote.password",
+    "tomcat-users.xml",
 ];
 
 /// A root with nothing but its trees.
@@ -92,12 +106,19 @@ const PLAIN: Root = Root {
     shown: &[],
     never: &[],
     depth: 2,
+    marks: &[],
     in_path_only: false,
     in_home: &[],
 };
 
 /// One that holds installations of others, each with a configuration of its own somewhere below.
 const NESTED: Root = Root { never: &["etc"], depth: 5, ..PLAIN };
+
+/// One of tools of every kind: some keep a database, downloads or a configuration in their installation.
+const INSTALLS: Root = Root {
+    never: &["etc", "var", "data", "packages", "git", "registry", "config", "config.toml"],
+    ..NESTED
+};
 
 pub const TOOLCHAINS: &[Toolchain] = &[
     Toolchain {
@@ -273,7 +294,10 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             Root {
                 variable: Some("GOROOT"),
                 defaults: &["/usr/local/go", "~/.local/go", "~/.go", "~/sdk/*"],
-                shown: &["."],
+                shown: &["bin", "lib", "pkg", "src", "misc", "api", "go.env", "VERSION"],
+                marks: &["VERSION", "pkg/tool", "src/runtime"],
+                // One that is a GOPATH too has modules and clones in it.
+                never: &["mod"],
                 ..PLAIN
             },
             // Of the modules only what a proxy serves: beside it lie clones with their addresses.
@@ -307,7 +331,23 @@ pub const TOOLCHAINS: &[Toolchain] = &[
         roots: &[Root {
             variable: Some("SDKMAN_DIR"),
             defaults: &["~/.sdkman"],
-            shown: &["candidates/*/*"],
+            // Not those that are servers, which are configured where they lie.
+            shown: &[
+                "candidates/java/*",
+                "candidates/maven/*",
+                "candidates/mvnd/*",
+                "candidates/gradle/*",
+                "candidates/kotlin/*",
+                "candidates/groovy/*",
+                "candidates/scala/*",
+                "candidates/scalacli/*",
+                "candidates/sbt/*",
+                "candidates/ant/*",
+                "candidates/jbang/*",
+                "candidates/leiningen/*",
+            ],
+            never: &["etc", "init.d"],
+            depth: 3,
             in_path_only: true,
             ..PLAIN
         }],
@@ -347,7 +387,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 variable: Some("MISE_DATA_DIR"),
                 defaults: &["~/.local/share/mise"],
                 shown: &["installs", "shims"],
-                ..NESTED
+                ..INSTALLS
             },
             Root { defaults: &["~/.local/bin"], shown: &["mise"], ..PLAIN },
         ],
@@ -360,7 +400,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("ASDF_DATA_DIR"),
             defaults: &["~/.asdf"],
             shown: &["bin", "shims", "libexec", "lib", "plugins/*/bin", "installs", "asdf.sh"],
-            ..NESTED
+            ..INSTALLS
         }],
         variables: &[("ASDF_DATA_DIR", Value::Root(0)), ("ASDF_DIR", Value::ShownPath)],
     },

@@ -90,7 +90,7 @@ impl Scan<'_> {
 
     /// Whether something below this directory must not be shown.
     fn holds_secrets(&mut self, dir: &Path, depth: usize) -> Result<bool, String> {
-        if depth >= self.depth || is_named(dir, &PROGRAM_DIRS) {
+        if depth >= self.depth || is_program_dir(dir, depth) {
             return Ok(false);
         }
         for child in self.list(dir)? {
@@ -135,12 +135,19 @@ impl Scan<'_> {
     }
 
     fn is_secret(&self, path: &Path) -> bool {
-        is_named(path, NEVER_SHOWN) || is_named(path, self.row.never)
+        let named = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        named.starts_with(".env.") || is_named(path, NEVER_SHOWN) || is_named(path, self.row.never)
     }
 
     fn leave_out(&mut self, path: &Path, why: String) {
         self.shown.left_out.push((path.to_owned(), why));
     }
+}
+
+/// Deeper than in the list it is one only beside `bin`: an installation may have such a name too.
+fn is_program_dir(dir: &Path, depth: usize) -> bool {
+    let beside_programs = || dir.parent().is_some_and(|parent| parent.join("bin").is_dir());
+    is_named(dir, &PROGRAM_DIRS) && (depth == 0 || beside_programs())
 }
 
 fn is_named(path: &Path, names: &[&str]) -> bool {
@@ -157,6 +164,7 @@ mod tests {
         shown: &[],
         never: &["etc"],
         depth: 2,
+        marks: &[],
         in_path_only: false,
         in_home: &[],
     };
@@ -197,6 +205,15 @@ mod tests {
         let (paths, left_out) = shown(base.path(), &["v"]);
         assert_eq!(paths, strings(&["v/a/bin", "v/a/lib", "v/b"]));
         assert_eq!(left_out, strings(&["v/a/etc", "v/c/pip.conf"]));
+    }
+
+    #[test]
+    fn an_installation_that_is_called_like_a_directory_of_programs_is_looked_into() {
+        let base = tempfile::tempdir().unwrap();
+        make(base.path(), &["v/lib/bin/x", "v/lib/.npmrc", "v/b/bin/x", "v/b/lib/.npmrc"]);
+        let (paths, left_out) = shown(base.path(), &["v"]);
+        assert_eq!(paths, strings(&["v/b", "v/lib/bin"]));
+        assert_eq!(left_out, strings(&["v/lib/.npmrc"]));
     }
 
     #[test]

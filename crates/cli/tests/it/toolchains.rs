@@ -143,3 +143,62 @@ fn a_workspace_appears_at_the_path_that_was_chosen_and_at_its_usual_one() {
     }
     place.stockade(&["run", "--workspace-at", "/usr/x", "--", "true"]).is_refused(&["workspaceAt"]);
 }
+
+/// What `explain` says of one toolchain.
+fn shown_of(place: &Place, name: &str, variables: &[(&str, &str)], flags: &[&str]) -> Vec<String> {
+    let home = place.path("home").display().to_string();
+    let mut command = place.command(&[&["explain", "--json"], flags].concat());
+    command.env("PATH", format!("{home}/.local/bin:{home}/.go/bin:/usr/bin:/bin"));
+    command.envs(variables.iter().copied());
+    let done = finish(command);
+    let told: Value = serde_json::from_str(&done.stdout).unwrap();
+    let all = told["toolchains"].as_array().cloned().unwrap_or_default();
+    let found = all.iter().find(|found| found["name"] == name);
+    let shown = found.and_then(|found| found["shown"].as_array().cloned()).unwrap_or_default();
+    shown.iter().map(|path| path.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn nothing_is_looked_for_where_a_guest_may_write() {
+    let place = with_toolchain();
+    let home = place.path("home");
+    for dir in [".local/bin", ".ssh", "cache/python/bin"] {
+        fs::create_dir_all(home.join(dir)).unwrap();
+    }
+    fs::write(home.join(".local/bin/uv"), "").unwrap();
+    let dir = home.join("cache/python").display().to_string();
+    let named = [("UV_PYTHON_INSTALL_DIR", dir.as_str())];
+    let mount = format!("{}:/cache:rw", home.join("cache").display());
+    let all = shown_of(&place, "uv", &named, &[]);
+    assert!(all.contains(&dir), "{all:?}");
+    let all = shown_of(&place, "uv", &named, &["--mount", &mount]);
+    assert!(!all.contains(&dir), "{all:?}");
+    // What a guest could have done to it in an earlier run.
+    fs::remove_dir_all(&dir).unwrap();
+    std::os::unix::fs::symlink(home.join(".ssh"), &dir).unwrap();
+    let all = shown_of(&place, "uv", &named, &["--mount", &mount]);
+    assert!(!all.contains(&dir), "{all:?}");
+}
+
+#[test]
+fn a_directory_of_modules_is_not_taken_for_go_itself() {
+    let place = with_toolchain();
+    let go = place.path("home/.go");
+    for dir in ["bin", "src/corp", "pkg/mod/cache/vcs"] {
+        fs::create_dir_all(go.join(dir)).unwrap();
+    }
+    let base = go.display().to_string();
+    let named = [("GOROOT", base.as_str())];
+    let shown = shown_of(&place, "go", &named, &[]);
+    assert!(!shown.iter().any(|path| path.starts_with(&base)), "{shown:?}");
+    for dir in ["pkg/tool", "src/runtime"] {
+        fs::create_dir_all(go.join(dir)).unwrap();
+    }
+    fs::write(go.join("VERSION"), "go1.26").unwrap();
+    let shown = shown_of(&place, "go", &named, &[]);
+    for (inside, is_shown) in
+        [("bin", true), ("pkg/tool", true), ("pkg/mod", false), ("pkg", false)]
+    {
+        assert_eq!(shown.contains(&format!("{base}/{inside}")), is_shown, "{inside}: {shown:?}");
+    }
+}

@@ -70,3 +70,28 @@ fn a_git_directory_that_is_not_this_worktrees_is_not_shown() {
     let done = place.stockade(&["run", "--shell", &format!("ls {other}")]);
     assert_ne!(done.code, 0, "{done:?}");
 }
+
+#[test]
+fn a_repository_with_credentials_in_its_configuration_is_not_shown() {
+    for key in ["http.https://example.org/.extraheader", "remote.origin.url"] {
+        let place = worktree();
+        let secret = "https://user:token@example.org/a.git";
+        git(&place.path("main"), &["config", key, secret]);
+        let line = format!("cat {}", place.path("main/.git/config").display());
+        let done = place.stockade(&["run", "--shell", &line]);
+        assert!(done.code != 0 && !done.stdout.contains("token"), "{done:?}");
+    }
+}
+
+#[test]
+fn the_git_directory_is_left_to_who_shows_it_and_not_shown_without_toolchains() {
+    let place = worktree();
+    let own = place.path("main/.git").display().to_string();
+    let line = ["--shell", "git add -A && git status --short"];
+    let mount = format!("{own}:{own}:rw");
+    place.write("b", "new");
+    let done = place.stockade(&[&["run", "--mount", &mount][..], &line].concat());
+    assert_eq!((done.code, done.stdout.as_str()), (0, "A  b\n"), "{done:?}");
+    let done = place.stockade(&[&["run", "--toolchain", "none"][..], &line].concat());
+    assert_ne!(done.code, 0, "{done:?}");
+}
