@@ -55,7 +55,7 @@ struct Account {
 }
 
 /// How often the processes of an execution may be missing before what it used is no longer waited for.
-const MAX_MISSES: u32 = 500;
+const MAX_MISSES: u32 = 200;
 
 impl Account {
     fn find_keeper(&mut self, first: i32) -> Option<i32> {
@@ -125,11 +125,11 @@ impl Executions {
         }
     }
 
-    /// Notes the end of one, and what its own processes used at the least. Idempotent.
-    pub(crate) fn end(&self, number: u64, cpu: Option<Span>) {
+    /// Notes the end of one, and what it is charged with at the least. Idempotent.
+    pub(crate) fn end(&self, number: u64, cpu: Span) {
         let state = &mut *lock(&self.0);
         if let Some(account) = state.running.remove(&number) {
-            state.ended_cpu += account.cpu.max(cpu.map_or(Duration::ZERO, Duration::from));
+            state.ended_cpu += account.cpu.max(cpu.into());
         }
     }
 
@@ -140,6 +140,14 @@ impl Executions {
         let others = state.running.iter_mut().filter(|(other, _)| Some(**other) != number);
         let running: Duration = others.map(|(_, account)| account.count_cpu(first)).sum();
         (state.ended_cpu + running).into()
+    }
+
+    /// Processor time of this one's own processes, as far as they can be told apart.
+    pub(crate) fn cpu_of(&self, first: i32, number: u64) -> Option<Span> {
+        let account = &mut lock(&self.0).running;
+        let account = account.get_mut(&number)?;
+        account.find_keeper(first)?;
+        Some(account.count_cpu(first).into())
     }
 
     /// Whether it can be told now what all but this one have used.
@@ -194,8 +202,8 @@ mod tests {
         let executions = Executions::default();
         let (one, two) = (executions.begin(Program::Unknown), executions.begin(Program::Unknown));
         assert!(!executions.is_alone(one));
-        executions.end(two, Some(Span::secs(3)));
-        executions.end(two, Some(Span::secs(3)));
+        executions.end(two, Span::secs(3));
+        executions.end(two, Span::secs(3));
         assert!(executions.is_alone(one));
         assert_eq!(executions.cpu_of_others(1, Some(one)), Span::secs(3));
     }
@@ -206,7 +214,7 @@ mod tests {
         let (one, two) = (executions.begin(Program::Unknown), executions.begin(Program::Unknown));
         assert!(executions.is_to_blame(1, two, (LimitKind::Memory, 0)));
         assert!(!executions.is_to_blame(1, one, (LimitKind::Memory, 0)));
-        executions.end(two, None);
+        executions.end(two, Span::millis(0));
         assert!(executions.is_to_blame(1, one, (LimitKind::Memory, 0)));
     }
 }

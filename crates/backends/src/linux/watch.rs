@@ -121,7 +121,24 @@ impl Held {
         // Telling others apart takes longer, and is needed only now.
         all > most.as_millis()
             && running.executions.are_others_accountable(running.pid, self.number)
-            && self.cpu_used(running) > most
+            && self.cpu_charged(running) > most
+    }
+
+    /// What it is charged with now. While others run too, no more than its own processes are known for: what
+    /// nobody is known for may be theirs.
+    fn cpu_charged(&self, running: &Running) -> Span {
+        let used = self.cpu_used(running);
+        match running.executions.cpu_of(running.pid, self.number) {
+            Some(own) if !running.executions.is_alone(self.number) => own.min(used),
+            Some(_) | None => used,
+        }
+    }
+
+    /// What nobody else is charged with any more when it has ended: what it says that it used, and what nobody is
+    /// known for, up to its limit. Beyond that it would have been ended.
+    fn cpu_settled(&self, running: &Running, said: Option<Span>) -> Span {
+        let most = said.max(self.cpu).unwrap_or(Span::millis(0));
+        self.cpu_used(running).min(most)
     }
 
     fn reach(&self, limit: LimitKind) {
@@ -166,11 +183,9 @@ impl Watching {
         let (running, held) = (&self.running, &self.held);
         let group = running.group.as_ref();
         let counted = group.and_then(Group::cpu_time).map(|_| held.cpu_used(running));
+        let charged = counted.map(|_| held.cpu_charged(running)).or(exit.cpu_time);
         let cpu_time = counted.or(exit.cpu_time);
-        let all = running.cpu_time().as_millis().saturating_sub(held.before.cpu.as_millis());
-        // Of what it says that it used, no more than there was is taken for its own.
-        let own = exit.cpu_time.map(|used| Span::millis(used.as_millis().min(all)));
-        running.executions.end(held.number, own);
+        running.executions.end(held.number, held.cpu_settled(running, exit.cpu_time));
         // What takes the whole sandbox with it may have happened before this execution began.
         let lost = matches!(exit.status, ExitStatus::Lost(_));
         let earlier = lost && running.has_unjudged_oom_kill();
@@ -178,7 +193,7 @@ impl Watching {
         let gone = Gone {
             kernel: held.kernel,
             out_of_memory,
-            out_of_time: held.cpu.is_some_and(|most| cpu_time.is_some_and(|used| used > most)),
+            out_of_time: held.cpu.is_some_and(|most| charged.is_some_and(|used| used > most)),
         };
         let with_all = || running.ended_for().filter(|_| lost);
         let limit = held.exceeded.get().copied().or_else(with_all);
@@ -241,7 +256,7 @@ impl Gone {
 impl Drop for Watching {
     fn drop(&mut self) {
         self.watch.abort();
-        self.running.executions.end(self.held.number, None);
+        self.running.executions.end(self.held.number, Span::millis(0));
     }
 }
 
