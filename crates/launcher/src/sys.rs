@@ -27,6 +27,9 @@ fn owned(fd: c_long) -> Result<OwnedFd, Errno> {
 /// libc's constant of this name overflows its type.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
+/// The bits in which `clone` has the signal of its end.
+const CLONE_SIGNAL: u64 = 0xff;
+
 /// What a clone gave: the parent learns of the child, the child that it is one.
 pub(crate) enum Cloned {
     Parent { pid: Pid, pidfd: OwnedFd },
@@ -79,6 +82,10 @@ pub(crate) fn clone_into(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> Result<C
 
 /// The same by `clone`, which knows of no control groups.
 fn older_clone(flags: u64, pidfd: &mut RawFd) -> Result<c_long, Errno> {
+    // The flag of a time namespace lies where this call has the signal.
+    if flags & CLONE_SIGNAL != 0 {
+        return Err(Errno::NOSYS);
+    }
     let (flags, zero) = (flags | libc::SIGCHLD as u64, 0_u64);
     // SAFETY: as above; the descriptor's place outlives the call.
     answer(unsafe { libc::syscall(libc::SYS_clone, flags, zero, ptr::from_mut(pidfd), zero, zero) })
