@@ -32,8 +32,8 @@ pub use history::{HistoryBounds, OutputEvent, Subscription};
 pub use host_views::{OwnPath, real as real_path};
 pub use id::fresh as fresh_id;
 pub use journal::{
-    Break, Damage, Digest, Event, Filter, Job, Jobs, Journal, JournalOptions, Receipt, Record,
-    Records, Timestamp, Verdict,
+    Break, Damage, Digest, Event, Filter, Follower, Job, Jobs, Journal, JournalOptions, NewestJobs,
+    Receipt, Record, Records, Timestamp, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,

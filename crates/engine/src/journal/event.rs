@@ -257,4 +257,28 @@ impl Event {
             | Self::Rotated { .. } => None,
         }
     }
+
+    /// The backend this names.
+    pub fn backend(&self) -> Option<&BackendName> {
+        match self {
+            Self::Started { backend, .. }
+            | Self::Created { backend, .. }
+            | Self::Prepared { backend, .. } => Some(backend),
+            Self::Stopped { .. }
+            | Self::EndUnknown { .. }
+            | Self::Captured { .. }
+            | Self::Restored { .. }
+            | Self::Destroyed { .. }
+            | Self::Decided { .. }
+            | Self::Refused { .. }
+            | Self::WorkspaceAcquired { .. }
+            | Self::WorkspaceReleased { .. }
+            | Self::Rotated { .. } => None,
+        }
+    }
+
+    /// Whether an execution is over with this.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Stopped { .. } | Self::EndUnknown { .. })
+    }
 }

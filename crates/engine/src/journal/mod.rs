@@ -6,7 +6,9 @@
 
 mod event;
 mod fault;
+mod follow;
 mod head;
+mod newest;
 mod read;
 mod record;
 mod tail;
@@ -22,6 +24,8 @@ use rustix::fs::OFlags;
 use stockade_core::{Bytes, JobId, Result};
 
 pub use event::Event;
+pub use follow::Follower;
+pub use newest::NewestJobs;
 pub use read::{Filter, Job, Jobs, Records};
 pub use record::{Digest, Record};
 pub use time::Timestamp;
@@ -139,6 +143,11 @@ impl Journal {
     /// The executions whose start fits the filter.
     pub fn jobs(&self, filter: Filter) -> Result<Jobs<'_>> {
         Ok(Jobs::new(self.walk()?, filter))
+    }
+
+    /// The same, the one that started last first: quick however long the journal is.
+    pub fn newest_jobs(&self, filter: Filter) -> Result<NewestJobs<'_>> {
+        NewestJobs::new(&self.dir, filter).map_err(|fault| fault.during(read::READ))
     }
 
     /// One execution.

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::iter::FusedIterator;
 
 use serde::Serialize;
-use stockade_core::{Error, JobId, Result, SandboxId, TenantName};
+use stockade_core::{BackendName, Error, JobId, Result, SandboxId, TenantName};
 
 use super::event::Event;
 use super::fault::Fault;
 use super::record::Record;
+use super::time::Timestamp;
 use super::verify::Damage;
 use super::walk::{Place, Shape, Walk};
 
@@ -24,6 +25,12 @@ pub struct Filter {
     pub sandbox: Option<SandboxId>,
     /// Of this tenant.
     pub tenant: Option<TenantName>,
+    /// About this backend.
+    pub backend: Option<BackendName>,
+    /// Written at this instant or later.
+    pub since: Option<Timestamp>,
+    /// Written before this instant.
+    pub until: Option<Timestamp>,
 }
 
 /// Records in the order they were written, as of the instant the iterator was made.
@@ -63,13 +70,23 @@ struct Open {
 }
 
 impl Filter {
-    fn admits(&self, event: &Event) -> bool {
+    /// Whether a record is one of them.
+    pub fn admits(&self, record: &Record) -> bool {
         fn fits<T: PartialEq>(asked: Option<&T>, named: Option<&T>) -> bool {
             asked.is_none() || asked == named
         }
+        let event = &record.event;
         fits(self.job.as_ref(), event.job())
             && fits(self.sandbox.as_ref(), event.sandbox())
             && fits(self.tenant.as_ref(), event.tenant())
+            && fits(self.backend.as_ref(), event.backend())
+            && !self.is_before(record.time)
+            && self.until.is_none_or(|until| record.time < until)
+    }
+
+    /// Whether an instant lies before all of them.
+    pub(super) fn is_before(&self, time: Timestamp) -> bool {
+        self.since.is_some_and(|since| time < since)
     }
 }
 
@@ -82,7 +99,7 @@ impl<'a> Records<'a> {
         let Some(walk) = &mut self.walk else { return Ok(None) };
         while let Some(place) = walk.next(&mut self.line)? {
             let record = parse(walk, place, &self.line)?;
-            if self.filter.admits(&record.event) {
+            if self.filter.admits(&record) {
                 return Ok(Some(record));
             }
         }
@@ -130,7 +147,7 @@ impl<'a> Jobs<'a> {
         match &record.event {
             Event::Started { job, .. } => {
                 let (job, decided) = (job.clone(), self.decided.remove(job));
-                if self.filter.admits(&record.event) {
+                if self.filter.admits(&record) {
                     self.open.insert(job, Open { decided, started: record });
                 }
                 None

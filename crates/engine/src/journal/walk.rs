@@ -52,11 +52,23 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The file of a segment, cut to what the head covers; nothing if it is not there.
+    /// The lines of a segment; nothing if it is not there.
     fn segment(&mut self, dir: &Directory, number: u32) -> Result<Option<Segment>, Fault> {
+        let lines = |(file, limit): (File, u64)| Segment::Lines(BufReader::new(file.take(limit)));
+        let found = self.file(dir, number)?;
+        Ok(found.map(|file| file.map_or(Segment::Empty, lines)))
+    }
+
+    /// The file of a segment, and how far the head covers it; nothing if it is not there, and no file if it
+    /// has no record yet. To be asked for each segment once.
+    pub(super) fn file(
+        &mut self,
+        dir: &Directory,
+        number: u32,
+    ) -> Result<Option<Option<(File, u64)>>, Fault> {
         let last = self.head.segment;
         if number == last && (self.unrenamed || self.head.offset == 0) {
-            return Ok(Some(Segment::Empty));
+            return Ok(Some(None));
         }
         let (file, limit) = if number == last {
             (self.current.take(), self.head.offset)
@@ -67,7 +79,7 @@ impl Snapshot {
             let opened = optional(dir.open(&name, OFlags::RDONLY));
             (opened.during("open", || dir.path_of(&name))?, u64::MAX)
         };
-        Ok(file.map(|file| Segment::Lines(BufReader::new(file.take(limit)))))
+        Ok(file.map(|file| Some((file, limit))))
     }
 }
 
