@@ -109,6 +109,8 @@ pub enum Verb {
     Config(ConfigArgs),
     /// Read the journal of what was run.
     Audit(AuditArgs),
+    /// Print what happens from now on, one event on each line.
+    Events,
     /// Run the conformance kit on the backends of this host.
     #[cfg(feature = "tck")]
     Tck(TckArgs),

@@ -118,6 +118,7 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Config(args) => config_command::config(&args, printer),
         Verb::Audit(args) => audit::audit(args, printer),
+        Verb::Events => audit::events(printer),
         #[cfg(feature = "tck")]
         Verb::Tck(args) => tck::tck(&args, printer),
         #[cfg(not(feature = "tck"))]

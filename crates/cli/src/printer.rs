@@ -109,6 +109,23 @@ impl Printer {
         }
     }
 
+    /// Data that goes on coming. Says whether anybody still reads it.
+    pub fn stream(&self, text: &str) -> bool {
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    }
+
+    /// The same as JSON, one value on each line.
+    pub fn stream_json(&self, value: &impl Serialize) -> bool {
+        match serde_json::to_string(value) {
+            Ok(text) => self.stream(&format!("{}\n", escaped_json(&text))),
+            Err(error) => {
+                self.note(&format!("a record cannot be written as JSON: {error}"));
+                true
+            }
+        }
+    }
+
     /// Talk: one line on standard error.
     pub fn note(&self, text: &str) {
         let line = format!("stockade: {}\n", printable(&without_numbers(text)));
@@ -192,6 +209,11 @@ fn printable(text: &str) -> String {
         c => c.to_string(),
     };
     text.chars().map(shown).collect()
+}
+
+/// The same on one line.
+pub fn on_one_line(text: &str) -> String {
+    printable(text).replace(['\n', '\t'], " ")
 }
 
 /// The same for JSON, which leaves some control characters in its strings as they are.

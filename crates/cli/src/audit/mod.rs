@@ -1,7 +1,11 @@
 //! `stockade audit`: reads the journal and checks it. Writes nothing.
 
+mod export;
+mod follow;
+mod select;
+
 use clap::{Args, Subcommand};
-use stockade_core::{Ending, Error, ErrorCode, JobId, Outcome, Result, TenantName, Workspace};
+use stockade_core::{Ending, Error, ErrorCode, JobId, Outcome, Result, Workspace};
 use stockade_engine::{
     Break, Damage, Event, Filter, Job, Journal, JournalOptions, Record, StateDir, Timestamp,
     Verdict,
@@ -11,6 +15,9 @@ use crate::config::Settings;
 use crate::prefix::by_prefix;
 use crate::printer::{Printer, Tone};
 use crate::table::{Cell, Table};
+
+use export::{Format, export};
+use select::SelectArgs;
 
 const SHOW: &str = "audit show";
 
@@ -23,11 +30,29 @@ pub struct AuditArgs {
 
 #[derive(Debug, Subcommand)]
 enum AuditVerb {
-    /// List what was run.
+    /// List what was run, the newest first.
     List {
-        /// Only for this tenant.
-        #[arg(long, value_name = "NAME")]
-        tenant: Option<TenantName>,
+        #[command(flatten)]
+        select: SelectArgs,
+        /// How many at the most.
+        #[arg(long, value_name = "N", default_value_t = 50, conflicts_with = "all")]
+        limit: usize,
+        /// All of them.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Print what was run as it ends, from now on.
+    Follow {
+        #[command(flatten)]
+        select: SelectArgs,
+    },
+    /// Write what was run for other programs, in the order in which it ended.
+    Export {
+        #[command(flatten)]
+        select: SelectArgs,
+        /// JSON lines, or a table.
+        #[arg(long, value_name = "FORMAT", default_value = "json")]
+        format: Format,
     },
     /// Show everything about one job.
     Show {
@@ -39,34 +64,59 @@ enum AuditVerb {
     Verify,
 }
 
-/// Reads or checks the journal.
-pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
+/// Prints every record from now on.
+pub fn events(printer: &Printer) -> Result<i32> {
+    follow::records(&open(printer)?, printer)
+}
+
+fn open(printer: &Printer) -> Result<Journal> {
     let settings = Settings::load(None, printer)?;
     let state = StateDir::open(settings.state_dir()?)?;
-    let journal = Journal::open(&state, JournalOptions::default())?;
+    Journal::open(&state, JournalOptions::default())
+}
+
+/// Reads or checks the journal.
+pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
+    let journal = open(printer)?;
     match args.verb {
-        AuditVerb::List { tenant } => list(&journal, tenant, printer),
+        AuditVerb::List { select, limit, all } => {
+            list(&journal, &select, if all { usize::MAX } else { limit }, printer)
+        }
+        AuditVerb::Follow { select } => follow::jobs(&journal, &select, printer),
+        AuditVerb::Export { select, format } => export(&journal, &select, format, printer),
         AuditVerb::Show { job } => show(&journal, &job, printer),
         AuditVerb::Verify => Ok(verify(&journal.verify()?, printer)),
     }
 }
 
-fn list(journal: &Journal, tenant: Option<TenantName>, printer: &Printer) -> Result<i32> {
-    let jobs = journal.jobs(Filter { tenant, ..Filter::default() })?;
-    let mut jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
-    jobs.sort_by_key(|job| job.started.seq);
+fn list(journal: &Journal, select: &SelectArgs, limit: usize, printer: &Printer) -> Result<i32> {
+    let jobs = journal.newest_jobs(select.filter())?;
+    let mut jobs =
+        jobs.filter(|job| job.as_ref().is_ok_and(|job| select.admits(job)) || job.is_err());
+    let shown: Vec<Job> = jobs.by_ref().take(limit).collect::<Result<_>>()?;
+    let more = shown.len() == limit && jobs.next().transpose()?.is_some();
     if printer.is_json() {
-        printer.json(&jobs);
+        printer.json(&shown);
+    } else if shown.is_empty() {
+        printer.note(if select.is_all() {
+            "nothing was run yet"
+        } else {
+            "nothing that was run fits"
+        });
         return Ok(0);
+    } else {
+        table(&shown, printer);
     }
-    if jobs.is_empty() {
-        printer.note("nothing was run yet");
-        return Ok(0);
+    if more {
+        printer.note(&format!("older ones than these {limit} are left out (--limit N, --all)"));
     }
+    Ok(0)
+}
+
+fn table(jobs: &[Job], printer: &Printer) {
     let mut table = Table::new(["JOB", "STARTED (UTC)", "TENANT", "RESULT", "COMMAND"]).cut();
     jobs.iter().filter_map(row).for_each(|row| table.row(row));
     printer.data(&table.render(printer));
-    Ok(0)
 }
 
 fn row(job: &Job) -> Option<[Cell; 5]> {

@@ -153,9 +153,9 @@ fn the_next_command_closes_the_record_of_a_run_that_was_killed() {
     place.stockade(&["run", "true"]).is(0, "", "");
     let jobs = place.json(&["audit", "list"]);
     let kinds = [0, 1].map(|at| jobs[at]["stopped"]["event"]["kind"].clone());
-    // By start: the one that was killed comes first, though it was closed last or in between.
-    assert_eq!(kinds, ["endUnknown", "stopped"]);
-    let job = jobs[0]["started"]["event"]["job"].as_str().unwrap();
+    // By start: the one that was killed comes last, though it was closed last or in between.
+    assert_eq!(kinds, ["stopped", "endUnknown"]);
+    let job = jobs[1]["started"]["event"]["job"].as_str().unwrap();
     let shown = place.stockade(&["audit", "show", job]).stdout;
     assert!(shown.contains("unknown end") && shown.contains("at an unknown time"), "{shown}");
     assert_eq!(place.stockade(&["audit", "verify"]).code, 0);
@@ -169,11 +169,7 @@ fn records_are_listed_by_their_start() {
     let jobs = place.json(&["audit", "list"]);
     let ended: Vec<_> =
         jobs.as_array().unwrap().iter().map(|job| !job["stopped"].is_null()).collect();
-    assert_eq!(
-        ended,
-        [false, true],
-        "the first that was started comes first, though it still runs"
-    );
+    assert_eq!(ended, [true, false], "the first that was started comes last, though it still runs");
     Lasting::slay(first);
 }
 

@@ -16,6 +16,7 @@ mod ending;
 #[path = "../../../tck/tests/it/engines/mod.rs"]
 mod engines;
 mod input;
+mod journal;
 mod lasting;
 mod lasting_ends;
 mod limits;
