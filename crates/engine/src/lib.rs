@@ -33,7 +33,7 @@ pub use host_views::{OwnPath, real as real_path};
 pub use id::fresh as fresh_id;
 pub use journal::{
     Break, Damage, Digest, Event, Filter, Follower, Job, Jobs, Journal, JournalOptions, NewestJobs,
-    Receipt, Record, Records, Timestamp, Verdict,
+    Prune, Receipt, Record, Records, Removed, Timestamp, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,

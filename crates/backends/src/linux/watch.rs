@@ -293,11 +293,12 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: A
         let Some(limit) = look.exceeded else {
             continue;
         };
-        // Whoever is to blame is ended by its own watch, unless nobody is found to be. It may be gone by now, and
-        // what was exceeded with it.
+        // Whoever is to blame is ended by its own watch, unless nobody is found to be. Another one may be gone by
+        // now, and what was exceeded with it.
         let most = (limit, running.limits.disk.map_or(0, |disk| disk.0));
         let own = running.executions.is_to_blame(running.pid, held.number, most);
-        if (own || look.patience_is_over) && is_exceeded_now(&running, limit) {
+        let alone = running.executions.is_alone(held.number);
+        if (own || look.patience_is_over) && (alone || is_exceeded_now(&running, limit)) {
             return end(&running, &*control, &held, limit).await;
         }
     }

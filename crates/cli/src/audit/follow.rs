@@ -85,9 +85,10 @@ fn told(record: &Record) -> String {
         Event::WorkspaceAcquired { root, .. } => root.clone(),
         Event::Captured { snapshot, .. } | Event::Restored { snapshot, .. } => snapshot.to_string(),
         Event::Destroyed { detail, .. } => detail.clone().unwrap_or_default(),
-        Event::EndUnknown { .. } | Event::WorkspaceReleased { .. } | Event::Rotated { .. } => {
-            String::new()
-        }
+        Event::EndUnknown { .. }
+        | Event::WorkspaceReleased { .. }
+        | Event::Pruned { .. }
+        | Event::Rotated { .. } => String::new(),
     };
     let (when, kind) = (to_the_second(record.time), text("kind"));
     format!("{when}  {kind:<17}  {subject}  {}\n", on_one_line(&detail))

@@ -1,13 +1,15 @@
-//! `stockade audit`: reads the journal and checks it. Writes nothing.
+//! `stockade audit`: reads the journal, checks it, and removes its oldest files where that is asked for.
 
 mod export;
 mod follow;
 mod select;
 
+use std::time::{Duration, SystemTime};
+
 use clap::{Args, Subcommand};
-use stockade_core::{Ending, Error, ErrorCode, JobId, Outcome, Result, Workspace};
+use stockade_core::{Bytes, Ending, Error, ErrorCode, JobId, Outcome, Result, Span, Workspace};
 use stockade_engine::{
-    Break, Damage, Event, Filter, Job, Journal, JournalOptions, Record, StateDir, Timestamp,
+    Break, Damage, Event, Filter, Job, Journal, JournalOptions, Prune, Record, StateDir, Timestamp,
     Verdict,
 };
 
@@ -60,6 +62,18 @@ enum AuditVerb {
         #[arg(value_name = "JOB")]
         job: JobId,
     },
+    /// Remove the oldest finished files of the journal, which is recorded. The newest 64 MiB stay in any case.
+    Prune {
+        /// Those whose last record is older than this.
+        #[arg(long, value_name = "TIME", required_unless_present = "keep")]
+        older_than: Option<Span>,
+        /// As many as it takes for all to be no larger than this.
+        #[arg(long, value_name = "SIZE")]
+        keep: Option<Bytes>,
+        /// Only say what would be removed.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Check that nothing was changed or removed: 0 if so, 1 if not, saying where.
     Verify,
 }
@@ -85,6 +99,9 @@ pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
         AuditVerb::Follow { select } => follow::jobs(&journal, &select, printer),
         AuditVerb::Export { select, format } => export(&journal, &select, format, printer),
         AuditVerb::Show { job } => show(&journal, &job, printer),
+        AuditVerb::Prune { older_than, keep, dry_run } => {
+            prune(&journal, older_than, keep, dry_run, printer)
+        }
         AuditVerb::Verify => Ok(verify(&journal.verify()?, printer)),
     }
 }
@@ -276,6 +293,26 @@ fn used(outcome: &Outcome) -> Vec<String> {
     let memory = usage.peak_memory_bytes.map(|bytes| format!("{} KiB of memory", bytes / 1024));
     let all = [Some(format!("{} ms", usage.wall_ms)), cpu, memory];
     vec![all.into_iter().flatten().collect::<Vec<_>>().join(", ")]
+}
+
+fn prune(
+    journal: &Journal,
+    older_than: Option<Span>,
+    keep: Option<Bytes>,
+    dry_run: bool,
+    printer: &Printer,
+) -> Result<i32> {
+    let before = older_than.and_then(|age| SystemTime::now().checked_sub(Duration::from(age)));
+    let which = Prune { before, larger_than: keep };
+    let removed = if dry_run { journal.prunable(which)? } else { journal.prune(which)? };
+    if printer.is_json() {
+        printer.json(&removed);
+        return Ok(0);
+    }
+    let verb = if dry_run { "would be removed" } else { "removed" };
+    let (files, bytes) = (removed.files, Bytes(removed.bytes));
+    printer.data(&format!("{files} files of {bytes} in all {verb}\n"));
+    Ok(0)
 }
 
 fn verify(verdict: &Verdict, printer: &Printer) -> i32 {

@@ -9,6 +9,8 @@ use stockade_core::{
     SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 
+use super::record::Digest;
+
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
@@ -156,6 +158,15 @@ pub enum Event {
         /// Its id.
         workspace: WorkspaceId,
     },
+    /// Finished files of the journal were removed on purpose, from the oldest on.
+    Pruned {
+        /// The number of the last one that was.
+        segment: u32,
+        /// The number of its last record.
+        last: u64,
+        /// That record's hash.
+        hash: Digest,
+    },
     /// The journal goes on in a new file: always the first record of one, and nowhere else.
     Rotated {
         /// The number of the file that was finished.
@@ -179,6 +190,7 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -197,6 +209,7 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -216,6 +229,7 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -235,6 +249,7 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -254,6 +269,7 @@ impl Event {
             | Self::Restored { .. }
             | Self::Destroyed { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
     }
@@ -273,6 +289,7 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
     }

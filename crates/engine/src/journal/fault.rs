@@ -23,7 +23,7 @@ pub(super) enum Fault {
     Damaged { file: PathBuf, what: Damage },
     #[error("the event takes more than the {MAX_LINE} bytes that a record may have")]
     TooLong,
-    #[error("a rotation is recorded by the journal itself, never by a caller")]
+    #[error("what happens to its files is recorded by the journal itself, never by a caller")]
     NotForCallers,
     #[error("the event has no JSON form")]
     Encoding(#[from] serde_json::Error),

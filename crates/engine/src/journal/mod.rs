@@ -2,13 +2,14 @@
 //!
 //! JSON lines, each holding the hash of the one before, written by any number of processes. A record
 //! that was reported as written is in the kernel's hands and survives the engine; nothing that was
-//! reported is ever changed, moved or removed here. Secrets have no place in it (C-41).
+//! reported is ever changed or moved here, and removed only on request, which is recorded too. Secrets have no place in it (C-41).
 
 mod event;
 mod fault;
 mod follow;
 mod head;
 mod newest;
+mod prune;
 mod read;
 mod record;
 mod tail;
@@ -26,6 +27,7 @@ use stockade_core::{Bytes, JobId, Result};
 pub use event::Event;
 pub use follow::Follower;
 pub use newest::NewestJobs;
+pub use prune::{Prune, Removed};
 pub use read::{Filter, Job, Jobs, Records};
 pub use record::{Digest, Record};
 pub use time::Timestamp;
@@ -107,7 +109,7 @@ impl Journal {
     }
 
     fn append_within(&self, event: &Event, patience: Duration) -> Result<Receipt, Fault> {
-        if matches!(event, Event::Rotated { .. }) {
+        if matches!(event, Event::Rotated { .. } | Event::Pruned { .. }) {
             return Err(Fault::NotForCallers);
         }
         let event = record::encode(event)?.ok_or(Fault::TooLong)?;

@@ -100,7 +100,7 @@ impl<'a> Backward<'a> {
                     None => {}
                 }
             }
-            if self.segment <= 1 {
+            if self.segment <= self.snapshot.first {
                 return Ok(None);
             }
             self.segment -= 1;
@@ -121,7 +121,7 @@ impl<'a> Backward<'a> {
 }
 
 /// The lines of one file, the last one first.
-struct Lines {
+pub(super) struct Lines {
     file: File,
     /// Where in the file `held` begins.
     from: u64,
@@ -129,13 +129,13 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(file: File, limit: u64) -> io::Result<Self> {
+    pub(super) fn new(file: File, limit: u64) -> io::Result<Self> {
         let from = file.metadata()?.len().min(limit);
         Ok(Self { file, from, held: Vec::new() })
     }
 
     /// Without its newline. One that is too long comes in part.
-    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+    pub(super) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let end = self.held.len().saturating_sub(1);
             if let Some(before) = self.held[..end].iter().rposition(|byte| *byte == b'\n') {

@@ -172,6 +172,7 @@ impl<'a> Jobs<'a> {
             | Event::Refused { .. }
             | Event::WorkspaceAcquired { .. }
             | Event::WorkspaceReleased { .. }
+            | Event::Pruned { .. }
             | Event::Rotated { .. } => None,
         }
     }

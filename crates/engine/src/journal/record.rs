@@ -81,6 +81,15 @@ pub(super) fn is_rotation(line: &[u8], segment: u32) -> bool {
     line.ends_with(event.as_bytes())
 }
 
+/// What a record of removed segments says: the last one, its last record and that one's hash.
+pub(super) fn pruned(line: &[u8]) -> Option<(u32, u64, Digest)> {
+    let mark = b"\"event\":{\"kind\":\"pruned\"";
+    line.windows(mark.len()).any(|part| part == mark).then_some(())?;
+    let event = serde_json::from_slice::<Record>(line).ok()?.event;
+    let Event::Pruned { segment, last, hash } = event else { return None };
+    Some((segment, last, hash))
+}
+
 impl Link {
     /// Reads a line without its newline. What it says is what its hash covers, or it is damaged.
     pub(super) fn read(line: &[u8]) -> Result<Self, Damage> {

@@ -19,6 +19,8 @@ use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing};
 pub(super) struct Snapshot {
     /// The head, a record that the next writer will take over included.
     pub(super) head: Head,
+    /// The oldest segment that is there: earlier ones were removed.
+    pub(super) first: u32,
     /// What is wrong beyond the head or with how far the current segment reaches.
     pub(super) damage: Option<Damage>,
     current: Option<File>,
@@ -34,7 +36,10 @@ impl Snapshot {
         let unrenamed = rename_is_due(dir, head)?;
         let current = optional(dir.open(CURRENT, OFlags::RDONLY));
         let current = current.during("open", || dir.path_of(CURRENT))?;
-        let mut snapshot = Self { head, damage: None, current, unrenamed };
+        let current_number = if unrenamed { head.segment - 1 } else { head.segment };
+        let first =
+            archived(dir)?.first().map_or(current_number, |oldest| current_number.min(*oldest));
+        let mut snapshot = Self { head, first, damage: None, current, unrenamed };
         snapshot.look_beyond().during("read", || dir.path_of(CURRENT))?;
         drop(lock);
         Ok(snapshot)
@@ -103,6 +108,16 @@ fn headless(dir: &Directory) -> Result<Fault, Fault> {
     })
 }
 
+/// The numbers of the finished segments, the oldest first.
+pub(super) fn archived(dir: &Directory) -> Result<Vec<u32>, Fault> {
+    let names = dir.names().during("list", || dir.path_of("."))?;
+    let number =
+        |name: &String| name.strip_prefix("journal-")?.strip_suffix(".jsonl")?.parse().ok();
+    let mut numbers: Vec<u32> = names.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
 pub(super) fn is_segment(name: &str) -> bool {
     name.starts_with("journal") && name.ends_with(".jsonl")
 }
@@ -154,7 +169,8 @@ pub(super) struct Walk<'a> {
 impl<'a> Walk<'a> {
     pub(super) fn new(dir: &'a Directory) -> Result<Self, Fault> {
         let snapshot = Snapshot::take(dir)?;
-        Ok(Self { dir, snapshot, segment: 0, line: 0, reader: Segment::Empty })
+        let segment = snapshot.first.saturating_sub(1);
+        Ok(Self { dir, snapshot, segment, line: 0, reader: Segment::Empty })
     }
 
     /// Puts the next line, without its newline, into `line`.

@@ -57,6 +57,11 @@ impl<'a> Writer<'a> {
         self.put(&line, hash)
     }
 
+    /// How large the current segment is.
+    pub(super) fn bytes(&self) -> u64 {
+        self.head.offset
+    }
+
     fn line(&self, event: &[u8]) -> (Vec<u8>, Digest) {
         record::line(self.head.hash, self.head.seq.saturating_add(1), Timestamp::now(), event)
     }

@@ -2,6 +2,7 @@
 
 mod healing;
 mod processes;
+mod pruning;
 mod records;
 mod tampering;
 
