@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use clap::Args;
 use stockade_core::{Error, ErrorCode};
 
-/// The feature of the package that a build with everything has.
-const FULL: &str = "full";
+/// Cargo feature of a build with everything.
+const FULL_FEATURE: &str = "full";
 
 /// Takes any arguments, so that the answer is about the command and not about them.
 #[derive(Debug, Args)]
@@ -21,6 +21,6 @@ pub struct AbsentArgs {
 pub fn absent(operation: &'static str, what: &str) -> Error {
     Error::new(ErrorCode::Unavailable, operation, format!("this build of stockade has no {what}"))
         .remedy(format!(
-            "build it with `cargo install --locked --path crates/cli --features {FULL}`"
+            "build it with `cargo install --locked --path crates/cli --features {FULL_FEATURE}`"
         ))
 }

@@ -151,7 +151,7 @@ async fn feed(program: &impl Control, command: &Command) -> Result<Signal> {
         return std::future::pending().await;
     }
     let _ = program.signal(Signal::HUP).await;
-    tokio::time::sleep(interrupts::GRACE).await;
+    tokio::time::sleep(interrupts::GRACE_PERIOD).await;
     Ok(Signal::HUP)
 }
 

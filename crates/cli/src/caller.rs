@@ -10,8 +10,8 @@ use stockade_core::{EnvName, Image, SandboxSpec, Workspace};
 
 /// The largest configuration of git that is looked at.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// The variables of git's identity, with the key of its configuration that each is taken from.
-const IDENTITY: [(&str, &str); 4] = [
+/// Variables of git's identity, with the key of its configuration that each is taken from.
+const GIT_IDENTITY_ENV: [(&str, &str); 4] = [
     ("GIT_AUTHOR_NAME", "name"),
     ("GIT_AUTHOR_EMAIL", "email"),
     ("GIT_COMMITTER_NAME", "name"),
@@ -64,7 +64,7 @@ fn identity() -> Vec<(String, String)> {
             given.or_else(|| configured.get_or_insert_with(user_section).get(key).cloned())?;
         Some((variable.to_owned(), value))
     };
-    IDENTITY.into_iter().filter_map(value).collect()
+    GIT_IDENTITY_ENV.into_iter().filter_map(value).collect()
 }
 
 /// The section `[user]` of the user's files, the later over the earlier.

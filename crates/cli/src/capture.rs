@@ -117,7 +117,7 @@ fn text(bytes: Vec<u8>) -> (String, Option<String>) {
     }
 }
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+const BASE64_ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 fn base64(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -125,7 +125,7 @@ fn base64(bytes: &[u8]) -> String {
         let word = group.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
         let word = word << (8 * (3 - group.len()));
         for at in 0..4 {
-            let digit = ALPHABET[(word >> (18 - 6 * at) & 63) as usize];
+            let digit = BASE64_ALPHABET[(word >> (18 - 6 * at) & 63) as usize];
             text.push(if at <= group.len() { char::from(digit) } else { '=' });
         }
     }

@@ -9,7 +9,7 @@ use crate::completions::CompletionsArgs;
 use crate::config_command::ConfigArgs;
 use crate::detect::DetectArgs;
 use crate::explain::ExplainArgs;
-use crate::lasting::VERB;
+use crate::lasting::SUPERVISE_COMMAND;
 use crate::lasting::cp::CpArgs;
 use crate::lasting::create::CreateArgs;
 use crate::lasting::exec::ExecArgs;
@@ -21,11 +21,11 @@ use crate::lasting::ps::PsArgs;
 use crate::lasting::rm::RmArgs;
 use crate::lasting::shell::ShellArgs;
 use crate::lasting::snapshot::SnapshotArgs;
-use crate::lasting::teleport::{ARRIVE, ArriveArgs, TeleportArgs};
+use crate::lasting::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
 use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 #[cfg(feature = "tck")]
-use crate::tck::{ENGINE, EngineArgs, TckArgs};
+use crate::tck::{TCK_ENGINE_COMMAND, EngineArgs, TckArgs};
 use crate::views::WorkspaceArgs;
 #[cfg(feature = "wasm")]
 use crate::wasm::call::WasmArgs;
@@ -80,13 +80,13 @@ pub enum Verb {
     /// Its files go there over ssh, and its memory where its backend can. The one here ends when the
     /// other host has said that its copy stays, and not before.
     Teleport(TeleportArgs),
-    #[command(name = ARRIVE, hide = true)]
+    #[command(name = ARRIVE_COMMAND, hide = true)]
     Arrive(ArriveArgs),
     /// Stop everything in a sandbox where it is.
     Pause(PauseArgs),
     /// Let a paused sandbox go on.
     Resume(PauseArgs),
-    #[command(name = VERB, hide = true)]
+    #[command(name = SUPERVISE_COMMAND, hide = true)]
     Supervise,
     /// Offer the tools to a coding agent (Model Context Protocol).
     ///
@@ -118,7 +118,7 @@ pub enum Verb {
     #[command(hide = true)]
     Tck(AbsentArgs),
     #[cfg(feature = "tck")]
-    #[command(name = ENGINE, hide = true)]
+    #[command(name = TCK_ENGINE_COMMAND, hide = true)]
     TckEngine(EngineArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),

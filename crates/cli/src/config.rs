@@ -20,9 +20,9 @@ use crate::printer::Printer;
 use crate::profiles::{self, Profile};
 use crate::toolchains::Choice;
 
-const READ: &str = "read the configuration";
-const SYSTEM: &str = "/etc/stockade/config.toml";
-const PREFIX: &str = "STOCKADE_";
+const READ_OPERATION: &str = "read the configuration";
+const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
+const ENV_PREFIX: &str = "STOCKADE_";
 
 /// One file or variable that sets something.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct Source {
 /// Everything that sets something, the earlier first.
 pub fn sources() -> Result<Vec<Source>> {
     let mut sources = Vec::new();
-    for file in [Some(PathBuf::from(SYSTEM)), user_file()].into_iter().flatten() {
+    for file in [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten() {
         // Whoever asks has loaded the settings, so the text parses.
         if let Some(text) = read(&file)?
             && let Ok(values) = toml::from_str(&text)
@@ -47,8 +47,8 @@ pub fn sources() -> Result<Vec<Source>> {
             sources.push(Source { name, file: Some(file), values });
         }
     }
-    for (variable, key, _) in VARIABLES {
-        let name = format!("{PREFIX}{variable}");
+    for (variable, key, _) in ENV_VARIABLES {
+        let name = format!("{ENV_PREFIX}{variable}");
         if let Ok(value) = std::env::var(&name) {
             let values = toml::Table::from_iter([(key.to_owned(), toml::Value::String(value))]);
             sources.push(Source { name, file: None, values });
@@ -136,7 +136,7 @@ impl Settings {
     /// Reads everything there is, except what lies in the workspace.
     pub fn load(workspace: Option<&Workspace>, printer: &Printer) -> Result<Self> {
         let mut settings = Self::default();
-        for file in [Some(PathBuf::from(SYSTEM)), user_file()].into_iter().flatten() {
+        for file in [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten() {
             if let Some(text) = trusted(&file, workspace, printer)? {
                 settings = parse(&file, &text)?.over(settings);
             }
@@ -217,7 +217,7 @@ impl Settings {
     /// host with the next command, and whoever reaches a connection's socket is on the other host.
     fn own_paths(&self) -> Vec<OwnPath> {
         let own = |what| move |path: PathBuf| OwnPath::fixed(path, what);
-        let files = [Some(PathBuf::from(SYSTEM)), user_file()].into_iter().flatten();
+        let files = [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten();
         // The directory, where a file may yet be made, and the file, which may be a link elsewhere.
         let configuration = files.flat_map(|file| [file.parent().map(Path::to_owned), Some(file)]);
         let hosts = self.ssh.hosts.iter().flatten().filter_map(|host| host.config.clone());
@@ -313,7 +313,7 @@ fn read(file: &Path) -> Result<Option<String>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => {
             let message = format!("`{}` cannot be read", file.display());
-            Err(Error::new(ErrorCode::Invalid, READ, message)
+            Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message)
                 .remedy("make it a readable text file, or remove it")
                 .source(error))
         }
@@ -325,19 +325,19 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
         let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
         let place = line.map(|line| format!(" line {line}")).unwrap_or_default();
         let message = format!("`{}`{place}: {}", file.display(), error.message());
-        Error::new(ErrorCode::Invalid, READ, message.replace('\n', " "))
+        Error::new(ErrorCode::Invalid, READ_OPERATION, message.replace('\n', " "))
             .remedy("correct or remove that line")
     })?;
     let wrong = settings.ssh.hosts.iter().flatten().find_map(|host| Some((host, host.problem()?)));
     if let Some((host, problem)) = wrong {
         let name = host.name.escape_debug();
         let message = format!("`{}`: ssh.hosts: `{name}` {problem}", file.display());
-        return Err(Error::new(ErrorCode::Invalid, READ, message).remedy("correct or remove it"));
+        return Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy("correct or remove it"));
     }
     match &settings.state_dir {
         Some(dir) if !dir.is_absolute() => {
             let message = format!("`{}`: stateDir is not an absolute path", file.display());
-            Err(Error::new(ErrorCode::Invalid, READ, message).remedy("give the whole path"))
+            Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy("give the whole path"))
         }
         Some(_) | None => Ok(settings),
     }
@@ -346,7 +346,7 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
 /// One variable, the key of a file that means the same, and where its value goes.
 type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const VARIABLES: [Variable; 14] = [
+const ENV_VARIABLES: [Variable; 14] = [
     ("BACKEND", "backend", |to, given| set(&mut to.backend, given)),
     ("BOUNDARIES", "boundaries", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
@@ -386,12 +386,12 @@ fn from_env(
     let mut settings = Settings::default();
     for (name, value) in variables {
         let Some(name) = name.to_str() else { continue };
-        let Some(setting) = name.strip_prefix(PREFIX) else { continue };
+        let Some(setting) = name.strip_prefix(ENV_PREFIX) else { continue };
         // The conformance kit's own, for the engines that it starts.
         if setting.starts_with("TCK_") {
             continue;
         }
-        match VARIABLES.iter().find(|(known, ..)| *known == setting) {
+        match ENV_VARIABLES.iter().find(|(known, ..)| *known == setting) {
             Some((.., apply)) => {
                 let applied = value
                     .to_str()
@@ -405,7 +405,7 @@ fn from_env(
 }
 
 fn wrong_variable(name: &str, why: &str) -> Error {
-    Error::new(ErrorCode::Invalid, READ, format!("{name}: {why}")).remedy("correct or unset it")
+    Error::new(ErrorCode::Invalid, READ_OPERATION, format!("{name}: {why}")).remedy("correct or unset it")
 }
 
 #[cfg(test)]
@@ -441,8 +441,8 @@ mod tests {
 
     #[test]
     fn the_page_on_configuration_names_every_key_and_variable() {
-        const PAGE: &str = include_str!("../../../docs/configuration.md");
-        const TABLES: [(&str, &str); 14] = [
+        const CONFIG_DOCS: &str = include_str!("../../../docs/configuration.md");
+        const CONFIG_TABLES: [(&str, &str); 14] = [
             ("", ""),
             ("[limits]", "limits."),
             ("[quotas.a]", "quotas.NAME."),
@@ -458,22 +458,22 @@ mod tests {
             ("[[pool]]", "pool."),
             ("[profile.a]", "profile.NAME."),
         ];
-        for (table, prefix) in TABLES {
+        for (table, prefix) in CONFIG_TABLES {
             let table = table.replace(
                 "[approval.rules.match]",
                 "[[approval.rules]]\nverdict = \"ask\"\n[approval.rules.match]",
             );
             for key in keys(&table) {
                 let named = format!("`{prefix}{key}");
-                assert!(PAGE.contains(&named), "docs/configuration.md does not name {named}`");
+                assert!(CONFIG_DOCS.contains(&named), "docs/configuration.md does not name {named}`");
             }
         }
         for key in keys("[ssh]") {
-            assert!(PAGE.contains(&format!("`ssh.{key}")), "ssh.{key}");
+            assert!(CONFIG_DOCS.contains(&format!("`ssh.{key}")), "ssh.{key}");
         }
-        for (variable, key, _) in VARIABLES {
-            let row = format!("| `{PREFIX}{variable}` | `{key}` |");
-            assert!(PAGE.contains(&row), "docs/configuration.md has no row {row}");
+        for (variable, key, _) in ENV_VARIABLES {
+            let row = format!("| `{ENV_PREFIX}{variable}` | `{key}` |");
+            assert!(CONFIG_DOCS.contains(&row), "docs/configuration.md has no row {row}");
         }
     }
 

@@ -9,11 +9,11 @@ use crate::printer::{Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};
 
-/// What takes its time.
-pub const MEASURING: &str = "measuring what each backend can do";
+/// Status line while the backends are measured, which takes its time.
+pub const MEASURING_STATUS: &str = "measuring what each backend can do";
 
 /// Spaces between two columns.
-const GAP: usize = 2;
+const COLUMN_GAP: usize = 2;
 /// How wide a list below the table may get.
 const LIST_WIDTH: usize = 100;
 
@@ -38,7 +38,7 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
         BackendChoice::Named(name) => capabilities.backend == *name,
     };
     let measured: Vec<_> =
-        printer.patiently(MEASURING, engine.detect()).await.into_iter().filter(wanted).collect();
+        printer.patiently(MEASURING_STATUS, engine.detect()).await.into_iter().filter(wanted).collect();
     engine.close().await?;
     if printer.is_json() {
         printer.json(&measured);
@@ -109,7 +109,7 @@ fn across(columns: &[Vec<(Option<Tone>, String)>], printer: &Printer) -> String 
         let mut line = String::new();
         for column in columns {
             let (tone, word) = &column[row];
-            let padding = " ".repeat(width(column) - word.chars().count() + GAP);
+            let padding = " ".repeat(width(column) - word.chars().count() + COLUMN_GAP);
             line += &tone.map_or_else(|| word.clone(), |tone| printer.tone(tone, word));
             line += &padding;
         }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use stockade_core::{EnvName, Error, ErrorCode, Result};
 
-const FLAG: &str = "--env";
-const FILE: &str = "--env-file";
-/// Far more than any environment a program can be given.
-const LARGEST: u64 = 1 << 20;
+const ENV_FLAG: &str = "--env";
+const ENV_FILE_FLAG: &str = "--env-file";
+/// Size of an environment file: far more than any environment a program can be given.
+const MAX_ENV_FILE_BYTES: u64 = 1 << 20;
 
 /// Files first, flags over them, in the order they were given.
 pub fn gather(files: &[PathBuf], flags: &[String]) -> Result<BTreeMap<EnvName, String>> {
@@ -28,7 +28,7 @@ fn variable(given: &str) -> Result<(EnvName, String)> {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (given, None),
     };
-    let name: EnvName = name.parse().map_err(|error| invalid(FLAG, format!("{error}")))?;
+    let name: EnvName = name.parse().map_err(|error| invalid(ENV_FLAG, format!("{error}")))?;
     match value {
         Some(value) => Ok((name, value)),
         None => inherited(name),
@@ -39,11 +39,11 @@ fn inherited(name: EnvName) -> Result<(EnvName, String)> {
     match std::env::var(name.as_str()) {
         Ok(value) => Ok((name, value)),
         Err(std::env::VarError::NotPresent) => {
-            Err(invalid(FLAG, format!("{name} is not set here"))
+            Err(invalid(ENV_FLAG, format!("{name} is not set here"))
                 .remedy(format!("set it, or give a value: --env {name}=…")))
         }
         Err(std::env::VarError::NotUnicode(_)) => {
-            Err(invalid(FLAG, format!("the value of {name} is not valid UTF-8")))
+            Err(invalid(ENV_FLAG, format!("the value of {name} is not valid UTF-8")))
         }
     }
 }
@@ -58,10 +58,10 @@ fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
         let place = || format!("`{}` line {}", file.display(), at + 1);
         let (name, value) = line
             .split_once('=')
-            .ok_or_else(|| invalid(FILE, format!("{} is not of the form K=V", place())))?;
+            .ok_or_else(|| invalid(ENV_FILE_FLAG, format!("{} is not of the form K=V", place())))?;
         let name = name
             .parse()
-            .map_err(|_| invalid(FILE, format!("{} does not name a variable", place())))?;
+            .map_err(|_| invalid(ENV_FILE_FLAG, format!("{} does not name a variable", place())))?;
         all.insert(name, value.to_owned());
     }
     Ok(())
@@ -69,13 +69,13 @@ fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
 
 fn text(file: &Path) -> Result<String> {
     let unreadable = |error: std::io::Error| {
-        invalid(FILE, format!("`{}` cannot be read", file.display()))
+        invalid(ENV_FILE_FLAG, format!("`{}` cannot be read", file.display()))
             .remedy("give a text file that is there and that you may read")
             .source(error)
     };
     let size = std::fs::metadata(file).map_err(unreadable)?.len();
-    if size > LARGEST {
-        return Err(invalid(FILE, format!("`{}` is larger than {LARGEST} bytes", file.display())));
+    if size > MAX_ENV_FILE_BYTES {
+        return Err(invalid(ENV_FILE_FLAG, format!("`{}` is larger than {MAX_ENV_FILE_BYTES} bytes", file.display())));
     }
     std::fs::read_to_string(file).map_err(unreadable)
 }

@@ -11,7 +11,7 @@ use stockade_engine::{Choice, Selection};
 
 use crate::args::SpecArgs;
 use crate::command::CommandArgs;
-use crate::detect::MEASURING;
+use crate::detect::MEASURING_STATUS;
 use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
 use crate::streams::Attachment;
@@ -74,7 +74,7 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     wasm::recognise(&mut spec, &mut command)?;
     let toolchains = args.spec.add_toolchains(Packages::InHome, &mut spec, &settings)?;
     let engine = registry::engine(&settings, &spec.backend).await?;
-    let selection = printer.patiently(MEASURING, engine.explain(&spec)).await;
+    let selection = printer.patiently(MEASURING_STATUS, engine.explain(&spec)).await;
     let taken = match &selection.chosen {
         Some(chosen) => engine.detect_one(chosen).await,
         None => None,

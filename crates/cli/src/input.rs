@@ -13,9 +13,9 @@ use tokio::sync::mpsc;
 
 use crate::attend::Control;
 
-/// Pieces read ahead of the program.
-const AHEAD: usize = 4;
-const PIECE: usize = 64 * 1024;
+/// Length of the queue to the program, in chunks.
+const INPUT_QUEUE_CHUNKS: usize = 4;
+const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Passes standard input on, and returns when it has ended.
 pub async fn feed(program: &impl Control) -> Result<()> {
@@ -33,7 +33,7 @@ pub async fn feed(program: &impl Control) -> Result<()> {
 }
 
 fn start(ended: OwnedFd) -> Result<mpsc::Receiver<Bytes>> {
-    let (sender, receiver) = mpsc::channel(AHEAD);
+    let (sender, receiver) = mpsc::channel(INPUT_QUEUE_CHUNKS);
     let reader = std::thread::Builder::new()
         .name("stdin".into())
         .spawn(move || while let Some(true) = read(&sender, &ended) {});
@@ -59,7 +59,7 @@ fn read(sender: &mpsc::Sender<Bytes>, ended: &OwnedFd) -> Option<bool> {
     if !input {
         return Some(true);
     }
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; READ_CHUNK_BYTES];
     match rustix::io::read(stdin, &mut buffer[..]) {
         Ok(0) => Some(false),
         Ok(count) => {

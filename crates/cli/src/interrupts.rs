@@ -8,8 +8,8 @@ use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 
 use crate::attend::Control;
 
-/// How long a program may take to end after it was asked.
-pub const GRACE: Duration = Duration::from_secs(2);
+/// Grace period of a program after it was asked to end.
+pub const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The signals that mean "end".
 pub struct Interrupts {
@@ -61,7 +61,7 @@ impl Interrupts {
         let _ = program.signal(first).await;
         tokio::select! {
             second = self.next() => second,
-            () = tokio::time::sleep(GRACE) => first,
+            () = tokio::time::sleep(GRACE_PERIOD) => first,
         }
     }
 }

@@ -29,9 +29,9 @@ use crate::registry;
 use crate::toolchains::Packages;
 use crate::views;
 
-const OPERATION: &str = "mcp";
-/// How long taking everything down may take; a second signal ends it at once.
-const GOODBYE: Duration = Duration::from_secs(60);
+const MCP_OPERATION: &str = "mcp";
+/// Timeout for taking everything down; a second signal ends it at once.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// What a program started locally needs to find its way; nothing else is inherited.
 const LOCAL_ENV: [&str; 6] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR"];
 
@@ -45,7 +45,7 @@ pub struct McpArgs {
     #[arg(long, help_heading = "Server")]
     local: bool,
     /// How many sandboxes agents may have made at once, in all sessions together.
-    #[arg(long, value_name = "N", default_value_t = Quota::DEFAULT, help_heading = "Server")]
+    #[arg(long, value_name = "N", default_value_t = Quota::DEFAULT_SANDBOXES, help_heading = "Server")]
     max_sandboxes: usize,
     #[command(flatten)]
     http: HttpArgs,
@@ -118,7 +118,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         engine.close().await
     };
     // What does not end by itself ends with this process: none of it is detached.
-    match interrupts.unless(tokio::time::timeout(GOODBYE, closing)).await {
+    match interrupts.unless(tokio::time::timeout(SHUTDOWN_TIMEOUT, closing)).await {
         Ok(closed) => closed.map_err(|_| too_long())??,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     }
@@ -131,8 +131,8 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
 }
 
 fn too_long() -> Error {
-    let message = format!("its sandboxes did not end within {} s", GOODBYE.as_secs());
-    Error::new(ErrorCode::LeftBehind, OPERATION, message)
+    let message = format!("its sandboxes did not end within {} s", SHUTDOWN_TIMEOUT.as_secs());
+    Error::new(ErrorCode::LeftBehind, MCP_OPERATION, message)
         .remedy("`stockade ps` shows what is left, and `stockade kill` ends it")
 }
 
@@ -190,7 +190,7 @@ async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result
                 .note("serving MCP on standard input: usually an agent starts this, not a person");
         }
         return serve_stdio(desk).await.map_err(|error| {
-            Error::new(ErrorCode::Invalid, OPERATION, "the client cannot be served").source(error)
+            Error::new(ErrorCode::Invalid, MCP_OPERATION, "the client cannot be served").source(error)
         });
     };
     door.announce(printer);
@@ -234,7 +234,7 @@ impl HttpArgs {
         let token = match &self.token_file {
             Some(file) => read_token(file)?,
             None => Token::random().map_err(|error| {
-                Error::new(ErrorCode::System, OPERATION, "no token can be made").source(error)
+                Error::new(ErrorCode::System, MCP_OPERATION, "no token can be made").source(error)
             })?,
         };
         let mut options = HttpOptions::new(token);
@@ -263,18 +263,18 @@ impl Door {
 }
 
 fn read_token(file: &Path) -> Result<Token> {
-    const FLAG: &str = "--token-file";
+    const TOKEN_FILE_FLAG: &str = "--token-file";
     let unusable = |error: std::io::Error| {
-        invalid(FLAG, format!("`{}` cannot be read", file.display())).source(error)
+        invalid(TOKEN_FILE_FLAG, format!("`{}` cannot be read", file.display())).source(error)
     };
     let others = file.metadata().map_err(unusable)?.mode() & 0o077;
     if others != 0 {
         let message = format!("others can read or write `{}`", file.display());
-        return Err(invalid(FLAG, message).remedy(format!("chmod 600 {}", file.display())));
+        return Err(invalid(TOKEN_FILE_FLAG, message).remedy(format!("chmod 600 {}", file.display())));
     }
     let text = std::fs::read_to_string(file).map_err(unusable)?;
     Token::try_from(text.trim_end().to_owned()).map_err(|error| {
-        invalid(FLAG, format!("`{}`: {error}", file.display())).remedy("put a longer one there")
+        invalid(TOKEN_FILE_FLAG, format!("`{}`: {error}", file.display())).remedy("put a longer one there")
     })
 }
 

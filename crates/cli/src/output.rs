@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use stockade_core::{Error, ErrorCode, StreamId};
 use tokio::sync::{mpsc, oneshot};
 
-/// Pieces on their way to the writer.
-const AHEAD: usize = 16;
+/// Length of the queue to the writer, in chunks.
+const OUTPUT_QUEUE_CHUNKS: usize = 16;
 
 /// Why nothing more can be written.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Output {
 
 impl Writer {
     fn start() -> io::Result<Self> {
-        let (pieces, from) = mpsc::channel(AHEAD);
+        let (pieces, from) = mpsc::channel(OUTPUT_QUEUE_CHUNKS);
         let (ended, end) = oneshot::channel();
         std::thread::Builder::new().name("output".into()).spawn(move || {
             let _ = ended.send(write_all(from));

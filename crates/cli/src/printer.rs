@@ -13,11 +13,11 @@ use crate::refusals::decisive;
 /// The exit code of stockade's own failures.
 pub const OWN_ERROR: i32 = 125;
 
-/// After this a person wants to know what is going on.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Delay before a status line says what is going on.
+const STATUS_DELAY: Duration = Duration::from_secs(1);
 
-/// Where the refusals of the other backends are to be seen.
-const EXPLAIN: &str = "; --verbose, or `stockade explain`, says why not another backend";
+/// Hint at where the refusals of the other backends are to be seen.
+const EXPLAIN_HINT: &str = "; --verbose, or `stockade explain`, says why not another backend";
 
 /// Decides what is shown.
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +137,7 @@ impl Printer {
         tokio::pin!(work);
         tokio::select! {
             done = &mut work => return done,
-            () = tokio::time::sleep(PATIENCE) => {}
+            () = tokio::time::sleep(STATUS_DELAY) => {}
         }
         if std::io::stderr().is_terminal() {
             self.note(&format!("{what} …"));
@@ -179,7 +179,7 @@ fn refusal_lines(refusals: &Refusals, verbose: bool) -> Vec<String> {
     let hidden = refusals.0.len() - shown.len();
     let line = |(at, refusal): (usize, &&Refusal)| {
         let Refusal { reason, remedy, .. } = refusal;
-        let more = if hidden > 0 && at + 1 == shown.len() { EXPLAIN } else { "" };
+        let more = if hidden > 0 && at + 1 == shown.len() { EXPLAIN_HINT } else { "" };
         format!("refused: {}: {reason} (remedy: {remedy}{more})", refusal.subject())
     };
     shown.iter().enumerate().map(line).collect()

@@ -13,7 +13,7 @@ use crate::args::{ImageArg, MountArg, NetArg, SpecArgs};
 use crate::config::Settings;
 use crate::toolchains::Choice;
 
-const FLAG: &str = "--profile";
+const PROFILE_FLAG: &str = "--profile";
 
 /// One profile. Texts are what the flags of those names take.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -113,5 +113,5 @@ pub fn unknown(name: &str, known: &[&str]) -> Error {
         known => format!("there are: {}", known.join(", ")),
     };
     let message = format!("no profile `{}` is configured", name.escape_debug());
-    Error::new(ErrorCode::NotFound, FLAG, message).remedy(remedy)
+    Error::new(ErrorCode::NotFound, PROFILE_FLAG, message).remedy(remedy)
 }

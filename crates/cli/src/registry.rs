@@ -59,7 +59,7 @@ fn real_with(
     let prepare = matches!(choice, BackendChoice::Named(name) if *name == microvm::NAME);
     vec![
         Arc::new(native),
-        Arc::new(Docker::new(settings.docker(), telling(BETWEEN_NEWS))),
+        Arc::new(Docker::new(settings.docker(), progress_reporter(BETWEEN_NEWS))),
         Arc::new(Gvisor::new()),
         Arc::new(Landlock::new()),
         #[cfg(feature = "wasm")]
@@ -67,13 +67,13 @@ fn real_with(
         Arc::new(Ssh::new(settings.hosts())),
         Arc::new(Microvm::with_progress(
             microvm::Options { prepare, ..settings.microvm() },
-            telling(Duration::ZERO),
+            progress_reporter(Duration::ZERO),
         )),
     ]
 }
 
 /// Tells a person at a terminal how far something is, with this much time between two lines.
-fn telling(interval: Duration) -> Progress {
+fn progress_reporter(interval: Duration) -> Progress {
     let last = Mutex::new(None::<Instant>);
     Arc::new(move |line| {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,12 +103,12 @@ pub fn wasm(state: Option<&Path>, isolation: Isolation) -> Wasm {
     })
 }
 
-/// The backend that runs WebAssembly.
-pub const WASM: BackendName = BackendName::literal("wasm");
+/// Backend that runs WebAssembly.
+pub const WASM_BACKEND: BackendName = BackendName::literal("wasm");
 
 /// Whether the programs of one are WebAssembly, which the kit has to know.
 pub fn runs_wasm(name: &BackendName) -> bool {
-    *name == WASM
+    *name == WASM_BACKEND
 }
 
 /// Whether programs of this host may run there, so that its toolchains are worth looking for.
@@ -203,18 +203,18 @@ fn complete(
 }
 
 fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {
-    if *name == WASM {
+    if *name == WASM_BACKEND {
         return absent("--backend", "WebAssembly backend");
     }
     let known: Vec<_> = known.iter().map(|backend| backend.name().to_string()).collect();
-    let remedy = meant(name.as_str())
+    let remedy = backend_hint(name.as_str())
         .map_or_else(|| format!("choose one of: auto, {}", known.join(", ")), str::to_owned);
     Error::new(ErrorCode::NotFound, "--backend", format!("there is no backend `{name}`"))
         .remedy(remedy)
 }
 
 /// What to say instead of the name of a program that a backend uses.
-fn meant(name: &str) -> Option<&'static str> {
+fn backend_hint(name: &str) -> Option<&'static str> {
     Some(match name {
         "firecracker" => {
             "use --backend microvm, with a table [microvm.firecracker] in the configuration: see \

@@ -11,7 +11,7 @@ use crate::args::SpecArgs;
 use crate::attend::{End, attend, collect, conclude, relay};
 use crate::capture::{self, Captured};
 use crate::command::CommandArgs;
-use crate::detect::MEASURING;
+use crate::detect::MEASURING_STATUS;
 use crate::interrupts::{self, Interrupts};
 use crate::lasting::create::{MADE_OF, as_captured, detached};
 use crate::output::Output;
@@ -112,7 +112,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     };
     if args.command.can_lose_terminal(&command) {
         let offered = engine.offers(&spec, Feature::Terminal);
-        match interrupts.unless(printer.patiently(MEASURING, offered)).await {
+        match interrupts.unless(printer.patiently(MEASURING_STATUS, offered)).await {
             Ok(true) => {}
             Ok(false) => command.terminal = None,
             Err(signal) => return Ok(interrupts::exit_code(signal)),

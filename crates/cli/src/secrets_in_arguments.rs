@@ -10,21 +10,22 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-const FLAG: &[u8] = b"--env";
+const ENV_FLAG: &[u8] = b"--env";
 const SHORT_FLAG: u8 = b'e';
-const COVER: u8 = b'*';
-/// Where the kernel says, in the fields after a process's name, at which address its arguments begin and end.
-const ADDRESSES: Range<usize> = 45..47;
+const MASK_BYTE: u8 = b'*';
+/// Fields of `/proc/PID/stat`, counted after the process's name, with the addresses at which its arguments
+/// begin and end.
+const ARG_ADDRESS_FIELDS: Range<usize> = 45..47;
 
 /// The arguments as they were given. Their secret values are not on the command line any more.
 pub fn take() -> Vec<OsString> {
     let given: Vec<OsString> = std::env::args_os().collect();
     // Where the kernel forbids it nothing is worse than before.
-    let _ = cover();
+    let _ = mask_secrets();
     given
 }
 
-fn cover() -> io::Result<()> {
+fn mask_secrets() -> io::Result<()> {
     let line = fs::read("/proc/self/cmdline")?;
     let values = values(&line);
     if values.is_empty() {
@@ -36,7 +37,7 @@ fn cover() -> io::Result<()> {
 }
 
 fn overwrite(memory: &File, start: u64, value: Range<usize>) -> io::Result<()> {
-    memory.write_all_at(&vec![COVER; value.len()], start + value.start as u64)
+    memory.write_all_at(&vec![MASK_BYTE; value.len()], start + value.start as u64)
 }
 
 /// The address at which they begin, if they are as long as they were found to be.
@@ -44,7 +45,7 @@ fn start_of_arguments(length: usize) -> io::Result<u64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     // The name may hold anything, a parenthesis and spaces included.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let addresses = fields.split_whitespace().skip(ADDRESSES.start).take(ADDRESSES.len());
+    let addresses = fields.split_whitespace().skip(ARG_ADDRESS_FIELDS.start).take(ARG_ADDRESS_FIELDS.len());
     let addresses: Vec<u64> = addresses.filter_map(|field| field.parse().ok()).collect();
     match addresses[..] {
         [start, end] if end.checked_sub(start) == Some(length as u64) => Ok(start),
@@ -61,7 +62,7 @@ fn values(line: &[u8]) -> Vec<Range<usize>> {
         if argument == b"--" {
             break;
         }
-        let given = match argument.strip_prefix(FLAG) {
+        let given = match argument.strip_prefix(ENV_FLAG) {
             Some([b'=', rest @ ..]) => Some(rest),
             Some(_) | None if value_follows => Some(argument),
             Some(_) | None => after_short_flag(argument),
@@ -73,7 +74,7 @@ fn values(line: &[u8]) -> Vec<Range<usize>> {
             values.push(end - given.len() + sign + 1..end);
         }
         let short = after_short_flag(argument).is_some_and(<[u8]>::is_empty);
-        value_follows = !value_follows && (argument == FLAG || short);
+        value_follows = !value_follows && (argument == ENV_FLAG || short);
         start += argument.len() + 1;
     }
     values
@@ -93,7 +94,7 @@ mod tests {
     fn covered(line: &str) -> String {
         let mut bytes: Vec<u8> = line.replace(' ', "\0").into_bytes();
         for value in values(&bytes.clone()) {
-            bytes[value].fill(COVER);
+            bytes[value].fill(MASK_BYTE);
         }
         String::from_utf8(bytes).unwrap().replace('\0', " ")
     }

@@ -5,9 +5,9 @@ use stockade_core::is_unsafe_to_show;
 
 use crate::printer::{Printer, Tone};
 
-const GAP: usize = 2;
-/// The last column never gets narrower than this, however narrow the terminal.
-const NARROWEST: usize = 12;
+const COLUMN_GAP: usize = 2;
+/// Least width of the last column, however narrow the terminal.
+const MIN_LAST_WIDTH: usize = 12;
 
 /// One cell: lines of text, and the tone of all of them.
 #[derive(Debug, Clone)]
@@ -72,8 +72,8 @@ impl<const N: usize> Table<N> {
     /// The table as text, a newline at the end of each line.
     pub fn render(&self, printer: &Printer) -> String {
         let widths = self.widths();
-        let before: usize = widths[..N.saturating_sub(1)].iter().map(|width| width + GAP).sum();
-        let room = printer.width().map(|width| width.saturating_sub(before).max(NARROWEST));
+        let before: usize = widths[..N.saturating_sub(1)].iter().map(|width| width + COLUMN_GAP).sum();
+        let room = printer.width().map(|width| width.saturating_sub(before).max(MIN_LAST_WIDTH));
         let fitted = self.rows.iter().map(|row| self.fitted(row, room));
         fitted.map(|row| render_row(&row, &widths, printer)).collect()
     }
@@ -98,7 +98,7 @@ fn render_row<const N: usize>(cells: &[Cell; N], widths: &[usize; N], printer: &
         let mut shown = String::new();
         for (cell, width) in cells.iter().zip(widths) {
             let part = cell.lines.get(line).map_or("", String::as_str);
-            let padding = (width + GAP).saturating_sub(part.chars().count());
+            let padding = (width + COLUMN_GAP).saturating_sub(part.chars().count());
             shown += &cell.tone.map_or_else(|| part.to_owned(), |tone| printer.tone(tone, part));
             shown += &" ".repeat(padding);
         }

@@ -11,8 +11,8 @@ use crate::config::Settings;
 use crate::printer::Printer;
 use crate::{registry, umask};
 
-/// The hidden command that the kit starts in order to kill it.
-pub const ENGINE: &str = "tck-engine";
+/// Hidden command that the kit starts in order to kill it.
+pub const TCK_ENGINE_COMMAND: &str = "tck-engine";
 
 /// Which backends and cases.
 #[derive(Debug, Args)]
@@ -100,7 +100,7 @@ fn on_host(backend: Arc<dyn Backend>) -> Result<OnHost> {
 fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
     let own = std::env::current_exe()
         .map_err(|error| failed("this program cannot be found").source(error))?;
-    let arguments = vec![ENGINE.to_owned(), backend.name().to_string()];
+    let arguments = vec![TCK_ENGINE_COMMAND.to_owned(), backend.name().to_string()];
     let namespaces = registry::has_namespaces(&backend.name());
     let subject = on_host(backend)?
         .leaving_nothing_in(std::env::temp_dir())

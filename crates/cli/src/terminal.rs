@@ -9,17 +9,17 @@ use rustix::termios::{
 };
 use stockade_core::{Command, Error, ErrorCode, Result, TerminalSize};
 
-/// What most programs assume where nobody says.
-const USUAL: TerminalSize = TerminalSize { rows: 24, cols: 80 };
+/// Terminal size that most programs assume where none is known.
+const DEFAULT_TERMINAL_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 
-/// How the terminal was, while it is raw.
-static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+/// Settings of the terminal from before it was made raw, while it is raw.
+static SAVED_TERMIOS: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// The terminal's size, or the usual one.
 pub fn size() -> TerminalSize {
     let known = tcgetwinsize(stdout()).or_else(|_| tcgetwinsize(stdin()));
     let size = known.ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
-    size.map_or(USUAL, |size| TerminalSize { rows: size.ws_row, cols: size.ws_col })
+    size.map_or(DEFAULT_TERMINAL_SIZE, |size| TerminalSize { rows: size.ws_row, cols: size.ws_col })
 }
 
 /// Refuses a terminal for the command where there is none for the caller.
@@ -41,7 +41,7 @@ impl Raw {
         let before = tcgetattr(stdin()).map_err(failed)?;
         let mut raw = before.clone();
         raw.make_raw();
-        remember(Some(before));
+        swap_termios(Some(before));
         restore_on_panic();
         tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(failed)?;
         Ok(Self(()))
@@ -54,12 +54,12 @@ impl Drop for Raw {
     }
 }
 
-fn remember(before: Option<Termios>) -> Option<Termios> {
-    std::mem::replace(&mut BEFORE.lock().unwrap_or_else(PoisonError::into_inner), before)
+fn swap_termios(before: Option<Termios>) -> Option<Termios> {
+    std::mem::replace(&mut SAVED_TERMIOS.lock().unwrap_or_else(PoisonError::into_inner), before)
 }
 
 fn restore() {
-    if let Some(before) = remember(None) {
+    if let Some(before) = swap_termios(None) {
         // The terminal's answers to what a guest asked it last are not for the caller's shell.
         let _ = tcflush(stdin(), QueueSelector::IFlush);
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);

@@ -10,13 +10,13 @@ use std::sync::OnceLock;
 
 use rustix::fs::Mode;
 
-const PRIVATE: Mode = Mode::RWXG.union(Mode::RWXO);
+const PRIVATE_UMASK: Mode = Mode::RWXG.union(Mode::RWXO);
 
-static CALLERS: OnceLock<Mode> = OnceLock::new();
+static CALLER_UMASK: OnceLock<Mode> = OnceLock::new();
 
 /// Takes every right of others away from what is made from now on.
 pub fn make_private() {
-    let _ = CALLERS.set(rustix::process::umask(PRIVATE));
+    let _ = CALLER_UMASK.set(rustix::process::umask(PRIVATE_UMASK));
 }
 
 /// Writes a file that the caller asked for, whole and over what was there.
@@ -41,6 +41,6 @@ pub fn write_for_caller(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Gives something new that is the caller's the mode it would have had by the caller's own umask.
 pub fn give_to_caller(made: impl AsFd, mode: Mode) -> io::Result<()> {
-    let callers = CALLERS.get().copied().unwrap_or(PRIVATE);
+    let callers = CALLER_UMASK.get().copied().unwrap_or(PRIVATE_UMASK);
     Ok(rustix::fs::fchmod(made, mode.difference(callers))?)
 }

@@ -9,7 +9,7 @@ use stockade_core::{Error, ErrorCode};
 
 use crate::printer::{OWN_ERROR, Printer};
 
-const USAGE: &str = "usage";
+const USAGE_OPERATION: &str = "usage";
 
 /// Shows help and version as they are, everything else as an error; answers the exit code.
 pub fn report(error: &clap::Error) -> i32 {
@@ -22,7 +22,7 @@ pub fn report(error: &clap::Error) -> i32 {
         let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
         return OWN_ERROR;
     }
-    Printer::new(wants_json()).error(&told(error))
+    Printer::new(wants_json()).error(&usage_error(error))
 }
 
 /// The parser failed, so whether JSON was asked for has to be seen here.
@@ -31,9 +31,9 @@ fn wants_json() -> bool {
     flags.into_iter().any(|argument| argument == "--json")
 }
 
-fn told(error: &clap::Error) -> Error {
+fn usage_error(error: &clap::Error) -> Error {
     if let Some(message) = wrong_value(error) {
-        return Error::new(ErrorCode::Invalid, USAGE, message);
+        return Error::new(ErrorCode::Invalid, USAGE_OPERATION, message);
     }
     let rendered = error.render().to_string();
     let first = rendered.split("\n\n").next().unwrap_or_default();
@@ -45,7 +45,7 @@ fn told(error: &clap::Error) -> Error {
         // That a flag nobody knows could be an argument helps nobody who mistyped it.
         .find(|tip| !tip.starts_with("to pass "));
     let all = || "`stockade --help` and `stockade COMMAND --help` list what there is".to_owned();
-    Error::new(ErrorCode::Invalid, USAGE, message).remedy(tip.unwrap_or_else(all))
+    Error::new(ErrorCode::Invalid, USAGE_OPERATION, message).remedy(tip.unwrap_or_else(all))
 }
 
 /// A value that does not parse says itself what is expected.

@@ -11,7 +11,7 @@ use stockade_workspaces::too_broad;
 use crate::args::existing;
 use crate::config::Settings;
 
-const WORKSPACE: &str = "--workspace";
+const WORKSPACE_FLAG: &str = "--workspace";
 
 /// What the flags say.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub fn resolve(asked: &Asked<'_>) -> Result<Workspace> {
 }
 
 fn named(dir: &Path) -> Result<HostPath> {
-    let real = directory(existing(WORKSPACE, dir)?)?;
+    let real = directory(existing(WORKSPACE_FLAG, dir)?)?;
     // `.` and links are not outright: only the path itself is.
     if real.as_path() != dir {
         refuse_broad(&real)?;
@@ -44,12 +44,12 @@ fn named(dir: &Path) -> Result<HostPath> {
 
 fn here() -> Result<HostPath> {
     let dir = std::env::current_dir().map_err(|error| {
-        Error::new(ErrorCode::Invalid, WORKSPACE, "the current directory cannot be used")
+        Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, "the current directory cannot be used")
             .remedy("name a directory with --workspace DIR, or use --no-workspace")
             .source(error)
     })?;
     let dir = HostPath::try_from(dir)
-        .map_err(|error| Error::new(ErrorCode::Invalid, WORKSPACE, error.to_string()))?;
+        .map_err(|error| Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, error.to_string()))?;
     refuse_broad(&dir)?;
     readable(dir)
 }
@@ -58,7 +58,7 @@ fn directory(path: HostPath) -> Result<HostPath> {
     if path.as_path().is_dir() {
         return readable(path);
     }
-    Err(Error::new(ErrorCode::Invalid, WORKSPACE, format!("`{path}` is not a directory"))
+    Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, format!("`{path}` is not a directory"))
         .remedy("name a directory; a single file can be given with --mount"))
 }
 
@@ -68,7 +68,7 @@ fn readable(path: HostPath) -> Result<HostPath> {
         Ok(()) => Ok(path),
         Err(errno) => {
             let message = format!("`{path}` cannot be read");
-            Err(Error::new(ErrorCode::Invalid, WORKSPACE, message)
+            Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, message)
                 .remedy("name a directory that you may read")
                 .source(errno))
         }
@@ -79,7 +79,7 @@ fn refuse_broad(dir: &HostPath) -> Result<()> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let home = home.and_then(|home| home.canonicalize().ok());
     let Some(what) = too_broad(dir.as_path(), home.as_deref()) else { return Ok(()) };
-    Err(Error::new(ErrorCode::Invalid, WORKSPACE, format!("`{dir}` {what}")).remedy(format!(
+    Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, format!("`{dir}` {what}")).remedy(format!(
         "go to a project's directory, use --no-workspace, or name it outright with --workspace {dir}"
     )))
 }
@@ -102,6 +102,6 @@ pub fn refuse_state(dir: &HostPath, settings: &Settings) -> Result<()> {
         return Ok(());
     }
     let message = format!("`{dir}` lies in the state directory `{}`", state.display());
-    Err(Error::new(ErrorCode::Invalid, WORKSPACE, message)
+    Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, message)
         .remedy("name a directory elsewhere, or go on in a workspace with --resume ID"))
 }

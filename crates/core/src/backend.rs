@@ -374,8 +374,8 @@ pub enum EntryKind {
     Other,
 }
 
-/// The piece in which large files travel.
-const PIECE: u32 = 1 << 20;
+/// Chunk in which large files are transferred.
+const TRANSFER_CHUNK_BYTES: u32 = 1 << 20;
 
 /// Conveniences over [`Files`].
 #[async_trait]
@@ -384,13 +384,13 @@ pub trait FilesExt: Files {
     async fn read_all(&self, path: &SandboxPath, most: u64) -> Result<Vec<u8>> {
         let mut whole = Vec::new();
         loop {
-            let piece = self.read(path, whole.len() as u64, PIECE).await?;
+            let piece = self.read(path, whole.len() as u64, TRANSFER_CHUNK_BYTES).await?;
             whole.extend_from_slice(&piece);
             if whole.len() as u64 > most {
                 let message = format!("`{path}` has more than {most} bytes");
                 return Err(Error::new(ErrorCode::TooLarge, "read", message));
             }
-            if piece.len() < PIECE as usize {
+            if piece.len() < TRANSFER_CHUNK_BYTES as usize {
                 return Ok(whole);
             }
         }
@@ -400,7 +400,7 @@ pub trait FilesExt: Files {
     async fn write_all(&self, path: &SandboxPath, mut data: Data) -> Result<()> {
         let mut append = false;
         loop {
-            let piece = data.split_to(data.len().min(PIECE as usize));
+            let piece = data.split_to(data.len().min(TRANSFER_CHUNK_BYTES as usize));
             self.write(path, piece, append).await?;
             append = true;
             if data.is_empty() {

@@ -76,7 +76,7 @@ pub struct TerminalSize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Signal(pub i32);
 
-const SIGNALS: [(i32, &str); 31] = [
+const SIGNAL_NAMES: [(i32, &str); 31] = [
     (1, "SIGHUP"),
     (2, "SIGINT"),
     (3, "SIGQUIT"),
@@ -184,7 +184,7 @@ impl Signal {
 
     /// The signal's usual name, or its number for those that have none.
     pub fn name(self) -> String {
-        let known = SIGNALS.iter().find(|(number, _)| *number == self.0);
+        let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == self.0);
         known.map_or_else(|| format!("SIG{}", self.0), |(_, name)| (*name).to_owned())
     }
 
@@ -195,7 +195,7 @@ impl Signal {
         if let Ok(number) = bare.parse() {
             return (1..=64).contains(&number).then_some(Self(number));
         }
-        SIGNALS.iter().find(|(_, name)| &name[3..] == bare).map(|(number, _)| Self(*number))
+        SIGNAL_NAMES.iter().find(|(_, name)| &name[3..] == bare).map(|(number, _)| Self(*number))
     }
 }
 

@@ -15,7 +15,7 @@ pub struct NameError {
     expected: &'static str,
 }
 
-fn within(given: &str, longest: usize, allowed: impl Fn(u8) -> bool) -> bool {
+fn is_bounded_text(given: &str, longest: usize, allowed: impl Fn(u8) -> bool) -> bool {
     (1..=longest).contains(&given.len()) && given.bytes().all(allowed)
 }
 
@@ -25,18 +25,18 @@ fn lower_alphanumeric(byte: u8) -> bool {
 
 /// Names of tenants: like ids, with `-`, `_` and `.` inside, never in front.
 fn plain_name(given: &str, longest: usize) -> bool {
-    within(given, longest, |b| lower_alphanumeric(b) || b"-_.".contains(&b))
+    is_bounded_text(given, longest, |b| lower_alphanumeric(b) || b"-_.".contains(&b))
         && given.bytes().next().is_some_and(lower_alphanumeric)
 }
 
 fn variable_name(given: &str) -> bool {
-    within(given, 256, |b| b.is_ascii_alphanumeric() || b == b'_')
+    is_bounded_text(given, 256, |b| b.is_ascii_alphanumeric() || b == b'_')
         && !given.as_bytes()[0].is_ascii_digit()
 }
 
 /// What can stand in a registry's path and begins like one, so that no engine takes it for an option.
 fn image_name(given: &str) -> bool {
-    within(given, 255, |b| b.is_ascii_alphanumeric() || b"-_./:@".contains(&b))
+    is_bounded_text(given, 255, |b| b.is_ascii_alphanumeric() || b"-_./:@".contains(&b))
         && given.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
         && !given.contains("..")
         && !given.contains("//")
@@ -98,32 +98,32 @@ macro_rules! name {
 name!(
     /// A sandbox's id, unique on its host.
     SandboxId, "a sandbox id (1 to 32 lower-case letters and digits)",
-    |given| within(given, 32, lower_alphanumeric)
+    |given| is_bounded_text(given, 32, lower_alphanumeric)
 );
 name!(
     /// The id of one execution's record.
     JobId, "a job id (1 to 32 lower-case letters and digits)",
-    |given| within(given, 32, lower_alphanumeric)
+    |given| is_bounded_text(given, 32, lower_alphanumeric)
 );
 name!(
     /// The id of one engine: of one process, in most cases.
     EngineId, "an engine id (1 to 32 lower-case letters and digits)",
-    |given| within(given, 32, lower_alphanumeric)
+    |given| is_bounded_text(given, 32, lower_alphanumeric)
 );
 name!(
     /// A workspace's id, unique in its state directory.
     WorkspaceId, "a workspace id (1 to 32 lower-case letters and digits)",
-    |given| within(given, 32, lower_alphanumeric)
+    |given| is_bounded_text(given, 32, lower_alphanumeric)
 );
 name!(
     /// The id of a stored snapshot.
     SnapshotId, "a snapshot id (1 to 64 lower-case letters and digits)",
-    |given| within(given, 64, lower_alphanumeric)
+    |given| is_bounded_text(given, 64, lower_alphanumeric)
 );
 name!(
     /// A backend's name. Each backend owns the one constant that holds its own.
     BackendName, "a backend name (1 to 32 lower-case letters and digits)",
-    |given| within(given, 32, lower_alphanumeric)
+    |given| is_bounded_text(given, 32, lower_alphanumeric)
 );
 name!(
     /// Whom a sandbox is run for.

@@ -1,8 +1,8 @@
 //! Words that look like secrets, for places that are kept and shown: labels are in records, listings and
 //! the journal (C-41). A guess, and on the safe side: what looks like one is refused, never shortened.
 
-/// What names of secrets contain.
-const NAMES: [&str; 11] = [
+/// Words that names of secrets contain.
+const SECRET_NAME_PARTS: [&str; 11] = [
     "password",
     "passwd",
     "passphrase",
@@ -15,8 +15,8 @@ const NAMES: [&str; 11] = [
     "bearer",
     "authorization",
 ];
-/// What secrets of well-known issuers begin with, and how long they are at least.
-const ISSUED: [(&str, usize); 21] = [
+/// Prefixes of secrets of well-known issuers, and the least length of such a secret.
+const ISSUED_SECRET_PREFIXES: [(&str, usize); 21] = [
     ("ghp_", 20),
     ("gho_", 20),
     ("ghu_", 20),
@@ -39,8 +39,8 @@ const ISSUED: [(&str, usize); 21] = [
     ("pypi-", 20),
     ("eyJ", 40),
 ];
-/// What a key in a file begins with.
-const ARMOUR: &str = "-----BEGIN ";
+/// Header of a key in a file.
+const PEM_HEADER: &str = "-----BEGIN ";
 /// What separates a name and a password in an address.
 const IN_ADDRESS: &str = "://";
 
@@ -52,15 +52,15 @@ pub(crate) fn looks_secret(name: &str, value: &str) -> bool {
 fn names_secret(name: &str) -> bool {
     let plain: String =
         name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    NAMES.iter().any(|secret| plain.contains(secret))
+    SECRET_NAME_PARTS.iter().any(|secret| plain.contains(secret))
 }
 
 fn is_issued(text: &str) -> bool {
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, '=' | ',' | ';' | '"'));
     let known = |word: &str| {
-        ISSUED.iter().any(|(start, least)| word.starts_with(start) && word.len() >= *least)
+        ISSUED_SECRET_PREFIXES.iter().any(|(start, least)| word.starts_with(start) && word.len() >= *least)
     };
-    text.contains(ARMOUR) || words.into_iter().any(known) || has_password(text)
+    text.contains(PEM_HEADER) || words.into_iter().any(known) || has_password(text)
 }
 
 /// Whether it is an address with a password in it: `https://user:password@host`.

@@ -168,7 +168,7 @@ pub struct WorkspaceAt {
 }
 
 /// Directories that belong to the sandbox's own root, or to the kernel.
-const RESERVED: [&str; 19] = [
+const RESERVED_DIRS: [&str; 19] = [
     "/proc",
     "/sys",
     "/dev",
@@ -202,7 +202,7 @@ impl WorkspaceAt {
         }
         let own =
             |reserved: &str| path.starts_with(reserved) || Path::new(reserved).starts_with(path);
-        let reserved = RESERVED.into_iter().find(|reserved| own(reserved))?;
+        let reserved = RESERVED_DIRS.into_iter().find(|reserved| own(reserved))?;
         Some(format!("lies in or above `{reserved}`, which is the sandbox's own"))
     }
 }
@@ -222,7 +222,7 @@ pub struct Mount {
     /// Where it appears; absolute.
     pub target: SandboxPath,
     /// Whether it is read-only. It is unless told otherwise.
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     pub read_only: bool,
 }
 
@@ -247,7 +247,7 @@ impl HostTree {
     }
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

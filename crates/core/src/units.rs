@@ -66,9 +66,9 @@ impl From<Duration> for Span {
     }
 }
 
-const SIZE: &str = "a size: a whole number with an optional unit b, k, m, g or t, such as `512m`";
-const SPAN: &str = "a length of time: a whole number with a unit ms, s, m, h or d, such as `30s`";
-const CPU: &str = "a share of processor time: cores such as `1.5`, or millicores such as `500m`";
+const EXPECTED_SIZE: &str = "a size: a whole number with an optional unit b, k, m, g or t, such as `512m`";
+const EXPECTED_SPAN: &str = "a length of time: a whole number with a unit ms, s, m, h or d, such as `30s`";
+const EXPECTED_CPU: &str = "a share of processor time: cores such as `1.5`, or millicores such as `500m`";
 
 const SIZE_UNITS: [(&str, u64); 5] =
     [("t", 1 << 40), ("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10), ("b", 1)];
@@ -104,7 +104,7 @@ impl FromStr for Bytes {
             let factor = if unit.is_empty() { 1 } else { factor(&SIZE_UNITS, unit)? };
             number.checked_mul(factor)
         };
-        parse().map(Self).ok_or_else(|| UnitError { given: given.into(), expected: SIZE })
+        parse().map(Self).ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_SIZE })
     }
 }
 
@@ -137,7 +137,7 @@ impl FromStr for Span {
             let (number, unit) = split(given)?;
             number.checked_mul(factor(&SPAN_UNITS, unit)?)
         };
-        parse().map(Self).ok_or_else(|| UnitError { given: given.into(), expected: SPAN })
+        parse().map(Self).ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_SPAN })
     }
 }
 
@@ -151,7 +151,7 @@ impl FromStr for Millicores {
     type Err = UnitError;
 
     fn from_str(given: &str) -> Result<Self, UnitError> {
-        parse_cpu(given).map(Self).ok_or_else(|| UnitError { given: given.into(), expected: CPU })
+        parse_cpu(given).map(Self).ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_CPU })
     }
 }
 
@@ -223,9 +223,9 @@ macro_rules! as_human_text {
 }
 
 // A bare number is a size in bytes and nothing else: `30` could be seconds or milliseconds.
-as_human_text!(Bytes, SIZE, Some(Bytes));
-as_human_text!(Span, SPAN, None);
-as_human_text!(Millicores, CPU, None);
+as_human_text!(Bytes, EXPECTED_SIZE, Some(Bytes));
+as_human_text!(Span, EXPECTED_SPAN, None);
+as_human_text!(Millicores, EXPECTED_CPU, None);
 
 #[cfg(test)]
 mod tests {

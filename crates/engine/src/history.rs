@@ -274,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    const SMALL: HistoryBounds = HistoryBounds { events: 4, bytes: 100 };
+    const SMALL_BOUNDS: HistoryBounds = HistoryBounds { events: 4, bytes: 100 };
 
     fn ended() -> Outcome {
         let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_late_reader_gets_the_history_once_and_then_the_live_stream() {
-        let history = History::new(SMALL);
+        let history = History::new(SMALL_BOUNDS);
         write(&history, 1).unwrap();
         write(&history, 1).unwrap();
         let mut late = history.subscribe();
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_slow_reader_finds_a_gap_with_its_size_and_slows_nobody() {
-        let history = History::new(SMALL);
+        let history = History::new(SMALL_BOUNDS);
         let mut slow = history.subscribe();
         for _ in 0..10 {
             write(&history, 3).unwrap();
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn the_window_is_bounded_by_bytes_too() {
-        let history = History::new(SMALL);
+        let history = History::new(SMALL_BOUNDS);
         for _ in 0..3 {
             write(&history, 60).unwrap();
         }
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_follower_holds_the_writer_until_it_reads() {
-        let history = History::new(SMALL);
+        let history = History::new(SMALL_BOUNDS);
         let mut follower = history.follow();
         for _ in 0..4 {
             write(&history, 1).unwrap();
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_follower_misses_nothing_when_one_event_takes_the_room_of_many() {
-        let history = History::new(SMALL);
+        let history = History::new(SMALL_BOUNDS);
         let mut follower = history.follow();
         for _ in 0..4 {
             write(&history, 25).unwrap();
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_follower_that_is_dropped_or_overruled_holds_nobody() {
-        let history = History::new(SMALL);
+        let history = History::new(SMALL_BOUNDS);
         let follower = history.follow();
         let another = history.follow();
         for _ in 0..4 {

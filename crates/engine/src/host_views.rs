@@ -19,9 +19,9 @@ use mounts::{Located, Mounts};
 
 /// Directories in which programs of the host keep sockets, or what the host itself is configured by.
 /// No view is one of them, or contains one.
-const SHARED: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc"];
-/// File systems through which the kernel is looked at and steered. No view lies in one of them.
-const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+const SHARED_HOST_DIRS: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc"];
+/// Mount points of file systems that show and control the kernel. No view lies in one of them.
+const KERNEL_FILESYSTEMS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// The one directory in them that holds plain files.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Where the runtime directories of users lie: each is full of sockets.
@@ -36,7 +36,7 @@ const VIEW_TREES: [&str; 2] = ["workspaces", "git"];
 /// How deep in there a tree lies: behind the store's name and its own.
 const VIEW_TREE_DEPTH: usize = 3;
 
-const SMALLER: &str = "choose a smaller directory that holds only what the command needs";
+const SMALLER_DIR_REMEDY: &str = "choose a smaller directory that holds only what the command needs";
 
 /// A path of Stockade's own that no guest may see.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct OwnPath {
 impl OwnPath {
     /// One that stays where it is: the view has to be another.
     pub fn fixed(path: impl Into<PathBuf>, what: &'static str) -> Self {
-        Self { path: path.into(), what, remedy: SMALLER }
+        Self { path: path.into(), what, remedy: SMALLER_DIR_REMEDY }
     }
 
     fn state(path: &Path) -> Self {
@@ -183,7 +183,7 @@ impl Check<'_> {
             .own_path(view, &located)
             .or_else(|| self.private_files(&located))
             .or_else(|| self.shared(&located))
-            .or_else(|| kernel(&path))
+            .or_else(|| refuse_kernel_path(&path))
             .or_else(|| no_plain_file(&path));
         let (reason, remedy) = found?;
         Some(refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
@@ -221,7 +221,7 @@ impl Check<'_> {
             let name = parent.rest_of(located)?.components().next()?;
             let Component::Normal(name) = name else { return None };
             let private = name.to_str().is_some_and(is_private_name);
-            private.then(|| ("holds private files of sandboxes".into(), SMALLER.into()))
+            private.then(|| ("holds private files of sandboxes".into(), SMALLER_DIR_REMEDY.into()))
         })
     }
 
@@ -229,13 +229,13 @@ impl Check<'_> {
     fn shared(&self, located: &Located) -> Option<(String, String)> {
         let remedy = "choose a directory of your own, such as one below it";
         let listen = "where programs of the host listen and leave files";
-        for shared in SHARED {
+        for shared in SHARED_HOST_DIRS {
             let there = self.mounts.locate(&real(Path::new(shared)));
             if there.is(located) {
                 return Some((format!("is a directory {listen}"), remedy.into()));
             }
             if self.mounts.shows(located, &there) {
-                return Some((format!("holds `{shared}`, {listen}"), SMALLER.into()));
+                return Some((format!("holds `{shared}`, {listen}"), SMALLER_DIR_REMEDY.into()));
             }
         }
         let mut exact = self.config.shared_dirs.iter().map(|dir| self.mounts.locate(&real(dir)));
@@ -246,8 +246,8 @@ impl Check<'_> {
 }
 
 /// What the kernel shows of itself.
-fn kernel(path: &Path) -> Option<(String, String)> {
-    let found = KERNEL.iter().any(|kernel| path.starts_with(kernel));
+fn refuse_kernel_path(path: &Path) -> Option<(String, String)> {
+    let found = KERNEL_FILESYSTEMS.iter().any(|kernel| path.starts_with(kernel));
     (found && !path.starts_with(SHARED_MEMORY)).then(|| {
         let remedy = "leave it out: a sandbox has its own /proc, /sys and /dev";
         ("belongs to the host's kernel and devices".into(), remedy.into())

@@ -21,13 +21,13 @@ use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_na
 
 /// The longest lease file.
 const MAX_LEASE: u64 = 64 << 10;
-const SUFFIX: &str = ".json";
-const DRAFT: &str = "lease";
+const LEASE_SUFFIX: &str = ".json";
+const DRAFT_PREFIX: &str = "lease";
 const KILL_SUFFIX: &str = ".kill";
-/// What everybody who probes locks holds, so that no probe is mistaken for an owner.
-const PROBING: &str = "lock";
-/// A reaper removes a draft that it catches before its maker has locked it; the maker begins again.
-const ATTEMPTS: usize = 8;
+/// Lock file that is held while locks are probed, so that no probe is mistaken for an owner.
+const PROBE_LOCK_FILE: &str = "lock";
+/// Attempts to create and lock a file: a reaper removes a draft that its maker has not locked yet.
+const MAX_LOCK_ATTEMPTS: usize = 8;
 
 /// What a lease says about its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,15 +127,15 @@ impl Leases {
     /// Takes a lease for a sandbox that is about to be created. With a quota, that is the most live
     /// leases the tenant may have, this one included.
     pub fn acquire(&self, body: LeaseBody, quota: Option<u32>) -> Result<Lease> {
-        const ACQUIRE: &str = "take a lease";
-        let json = self.encode(ACQUIRE, &body)?;
+        const ACQUIRE_OPERATION: &str = "take a lease";
+        let json = self.encode(ACQUIRE_OPERATION, &body)?;
         // Held until the lease is there, so that no other counts in between.
         let _probing = quota.map(|quota| self.within_quota(&body.tenant, quota)).transpose()?;
         let lock = self.place(&body.id, &json, Directory::link).map_err(|error| {
             if error.kind() == io::ErrorKind::AlreadyExists {
                 return in_use(&body.id);
             }
-            self.failed(ACQUIRE, error)
+            self.failed(ACQUIRE_OPERATION, error)
         })?;
         Ok(Lease(Holding { dir: Arc::clone(&self.0), body, _lock: lock }))
     }
@@ -169,7 +169,7 @@ impl Leases {
 
     /// Writes a lease under a name of its own, takes its lock, and only then gives it its place.
     fn place(&self, id: &SandboxId, json: &[u8], put: Put) -> io::Result<Locked> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_LOCK_ATTEMPTS {
             match self.place_once(id, json, put) {
                 Ok(Some(lock)) => return Ok(lock),
                 Ok(None) => {}
@@ -181,7 +181,7 @@ impl Leases {
     }
 
     fn place_once(&self, id: &SandboxId, json: &[u8], put: Put) -> io::Result<Option<Locked>> {
-        let draft = draft_name(DRAFT);
+        let draft = draft_name(DRAFT_PREFIX);
         let file = self.0.open(&draft, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? else { return Ok(None) };
         let placed = lock.file().write_all(json).and_then(|()| put(&self.0, &draft, &name_of(id)));
@@ -201,9 +201,9 @@ impl Leases {
         let _probing = self.probing()?;
         let mut stale = Vec::new();
         for name in self.names()? {
-            if name.starts_with(&format!(".{DRAFT}-")) || name.ends_with(KILL_SUFFIX) {
+            if name.starts_with(&format!(".{DRAFT_PREFIX}-")) || name.ends_with(KILL_SUFFIX) {
                 self.clear(&name).map_err(|error| self.failed("clear a lease", error))?;
-            } else if name.ends_with(SUFFIX) {
+            } else if name.ends_with(LEASE_SUFFIX) {
                 stale.extend(self.claim(&name)?);
             }
         }
@@ -212,10 +212,10 @@ impl Leases {
 
     /// Says that a sandbox is about to be ended on purpose. To be held until its lease is gone.
     pub fn request_kill(&self, id: &SandboxId) -> Result<KillRequest> {
-        const REQUEST: &str = "ask for the end of a sandbox";
-        let failed = |error| self.failed(REQUEST, error);
+        const REQUEST_KILL_OPERATION: &str = "ask for the end of a sandbox";
+        let failed = |error| self.failed(REQUEST_KILL_OPERATION, error);
         let name = kill_name_of(id);
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_LOCK_ATTEMPTS {
             let file = self.0.open(&name, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
             let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE).map_err(failed)?;
             // Another one that has just ended may have removed it.
@@ -269,7 +269,7 @@ impl Leases {
 
     fn look(&self, _probing: &Locked) -> Result<LeaseListing> {
         let mut listing = LeaseListing::default();
-        for name in self.names()?.iter().filter(|name| name.ends_with(SUFFIX)) {
+        for name in self.names()?.iter().filter(|name| name.ends_with(LEASE_SUFFIX)) {
             self.look_at(name, &mut listing)?;
         }
         Ok(listing)
@@ -277,7 +277,7 @@ impl Leases {
 
     fn look_at(&self, name: &str, listing: &mut LeaseListing) -> Result<()> {
         // One that is gone when it is probed was released, or has got another file under its name.
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_LOCK_ATTEMPTS {
             let seen = self.see(name).map_err(|error| self.failed("read a lease", error))?;
             match seen {
                 None => break,
@@ -321,14 +321,14 @@ impl Leases {
     }
 
     fn probing(&self) -> Result<Locked> {
-        const LOCK: &str = "lock the leases";
-        let failed = |error| self.failed(LOCK, error);
-        let file = self.0.open(PROBING, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
+        const LOCK_OPERATION: &str = "lock the leases";
+        let failed = |error| self.failed(LOCK_OPERATION, error);
+        let file = self.0.open(PROBE_LOCK_FILE, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
         let locked = Locked::within(file, Sharing::Exclusive, LOCK_PATIENCE).map_err(failed)?;
         locked.ok_or_else(|| {
-            let path = self.0.path_of(PROBING);
+            let path = self.0.path_of(PROBE_LOCK_FILE);
             let message = format!("another process holds `{}` locked", path.display());
-            Error::new(ErrorCode::TooSlow, LOCK, message)
+            Error::new(ErrorCode::TooSlow, LOCK_OPERATION, message)
                 .remedy("find the process that holds it (`fuser`) and end it")
         })
     }
@@ -362,7 +362,7 @@ fn parse(name: &str, json: &[u8]) -> Result<LeaseBody, String> {
 }
 
 fn name_of(id: &SandboxId) -> String {
-    format!("{id}{SUFFIX}")
+    format!("{id}{LEASE_SUFFIX}")
 }
 
 fn kill_name_of(id: &SandboxId) -> String {

@@ -16,11 +16,11 @@ pub(crate) struct Measurements(PathBuf);
 /// How long a backend that could not be had is not looked for again.
 const ABSENT_FOR: Duration = Duration::from_secs(60);
 
-/// A measurement that takes longer than this is felt.
-const LONG: Duration = Duration::from_millis(100);
+/// Probe time above which the absence of a backend is cached too.
+const SLOW_PROBE_TIME: Duration = Duration::from_millis(100);
 
-/// Longer than any that is written.
-const MOST: u64 = 1 << 20;
+/// Upper bound of a cache file, longer than any that is written.
+const MAX_CACHE_FILE_BYTES: u64 = 1 << 20;
 
 impl Measurements {
     pub(crate) fn below(state: &Path) -> Self {
@@ -31,7 +31,7 @@ impl Measurements {
     pub(crate) fn recall(&self, backend: &dyn Backend) -> Option<Capabilities> {
         let file = self.file(backend)?;
         let found = fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
-        let text = (found.len() <= MOST).then(|| fs::read(&file).ok())??;
+        let text = (found.len() <= MAX_CACHE_FILE_BYTES).then(|| fs::read(&file).ok())??;
         let kept: Capabilities = serde_json::from_slice(&text).ok()?;
         let fresh = || found.modified().ok()?.elapsed().ok().filter(|age| *age < ABSENT_FOR);
         let holds = kept.unavailable.is_none() || fresh().is_some();
@@ -40,7 +40,7 @@ impl Measurements {
 
     /// Keeps a measurement. Failing to is no harm: it is taken again.
     pub(crate) fn keep(&self, backend: &dyn Backend, measured: &Capabilities, took: Duration) {
-        let worthwhile = measured.unavailable.is_none() || took > LONG;
+        let worthwhile = measured.unavailable.is_none() || took > SLOW_PROBE_TIME;
         if let (Some(file), true) = (self.file(backend), worthwhile) {
             let _ = self.write(&file, measured);
         }

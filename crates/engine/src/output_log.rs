@@ -18,10 +18,10 @@ use stockade_core::{Error, ErrorCode, JobId, Result, StreamId};
 use crate::history::OutputEvent;
 use crate::state::{Directory, Locked, Sharing, StateDir};
 
-/// Where they are, below the state directory.
-const DIR: &str = "logs";
-/// The file that was written to when logs were pruned last.
-const PRUNED: &str = "pruned";
+/// Directory of the output logs, below the state directory.
+const LOG_DIR: &str = "logs";
+/// File whose modification time is the time of the last pruning.
+const PRUNE_STAMP_FILE: &str = "pruned";
 /// How often logs are pruned by engines that keep none.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(600);
 /// After how many logs of one engine they are pruned, however short ago that was.
@@ -108,7 +108,7 @@ struct Frame {
 impl OutputLogs {
     /// Opens the logs of a state directory.
     pub fn open(state: &StateDir, bounds: OutputLogBounds) -> Result<Self> {
-        Ok(Self { dir: Arc::new(state.subdirectory(DIR)?), bounds, made: Arc::default() })
+        Ok(Self { dir: Arc::new(state.subdirectory(LOG_DIR)?), bounds, made: Arc::default() })
     }
 
     pub(crate) fn writer(&self, job: &JobId) -> OutputLogWriter {
@@ -128,7 +128,7 @@ impl OutputLogs {
     /// Where the log of an execution is, below the state directory, if there is one.
     pub fn reference(&self, job: &JobId) -> Option<String> {
         let there = self.dir.exists(&chunk_name(job, 0)).unwrap_or(false);
-        there.then(|| format!("{DIR}/{job}"))
+        there.then(|| format!("{LOG_DIR}/{job}"))
     }
 
     /// The log of an execution, if there is one.
@@ -159,7 +159,7 @@ impl OutputLogs {
     /// The same, unless somebody has done so within the last minutes.
     pub(crate) fn prune_if_due(&self) -> Result<()> {
         let due = || -> io::Result<bool> {
-            let stamp = match self.dir.open(PRUNED, OFlags::RDONLY) {
+            let stamp = match self.dir.open(PRUNE_STAMP_FILE, OFlags::RDONLY) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     return Ok(self
                         .dir
@@ -181,7 +181,7 @@ impl OutputLogs {
     }
 
     fn prune_now(&self) -> io::Result<()> {
-        self.dir.open(PRUNED, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(b"\n")?;
+        self.dir.open(PRUNE_STAMP_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(b"\n")?;
         let now = SystemTime::now();
         let mut logs: Vec<(SystemTime, u64, JobId, Vec<u64>)> = Vec::new();
         for (job, chunks) in self.chunks_by_job()? {
@@ -412,7 +412,7 @@ mod tests {
 
     use super::*;
 
-    const SMALL: OutputLogBounds = OutputLogBounds {
+    const SMALL_BOUNDS: OutputLogBounds = OutputLogBounds {
         chunk_bytes: 100,
         total_bytes: 1 << 20,
         logs: 10,
@@ -432,9 +432,9 @@ mod tests {
 
     impl Bench {
         fn files(&self) -> Vec<String> {
-            let entries = std::fs::read_dir(self.dir.path().join(DIR)).unwrap();
+            let entries = std::fs::read_dir(self.dir.path().join(LOG_DIR)).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-            let mut names: Vec<_> = names.filter(|name| name != PRUNED).collect();
+            let mut names: Vec<_> = names.filter(|name| name != PRUNE_STAMP_FILE).collect();
             names.sort();
             names
         }
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_back_apart_and_in_order() {
-        let bench = bench(SMALL);
+        let bench = bench(SMALL_BOUNDS);
         let mut writer = bench.logs.writer(&id("a"));
         writer.write(StreamId::Stdout, b"out");
         writer.write(StreamId::Stderr, b"\0err");
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn the_beginning_and_the_newest_stay_and_the_gap_is_told() {
-        let bench = bench(SMALL);
+        let bench = bench(SMALL_BOUNDS);
         let mut writer = bench.logs.writer(&id("a"));
         for _ in 0..20 {
             writer.write(StreamId::Stdout, &[b'x'; 60]);
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn a_frame_that_was_cut_ends_its_chunk() {
-        let bench = bench(SMALL);
+        let bench = bench(SMALL_BOUNDS);
         let mut writer = bench.logs.writer(&id("a"));
         writer.write(StreamId::Stdout, b"whole");
         writer.write(StreamId::Stdout, b"cut off");
@@ -500,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_log_is_its_users_alone() {
-        let bench = bench(SMALL);
+        let bench = bench(SMALL_BOUNDS);
         bench.logs.writer(&id("a")).write(StreamId::Stdout, b"x");
         let mode = |name: &str| {
             std::fs::metadata(bench.dir.path().join(name)).unwrap().permissions().mode() & 0o777
@@ -510,9 +510,9 @@ mod tests {
 
     #[test]
     fn old_logs_and_those_beyond_the_bounds_go_and_one_that_is_written_stays() {
-        let old = OutputLogBounds { age: Duration::ZERO, ..SMALL };
-        let many = OutputLogBounds { logs: 1, ..SMALL };
-        let large = OutputLogBounds { total_bytes: 10, ..SMALL };
+        let old = OutputLogBounds { age: Duration::ZERO, ..SMALL_BOUNDS };
+        let many = OutputLogBounds { logs: 1, ..SMALL_BOUNDS };
+        let large = OutputLogBounds { total_bytes: 10, ..SMALL_BOUNDS };
         for (bounds, left) in [(old, 1), (many, 2), (large, 1)] {
             let bench = bench(bounds);
             let mut written = bench.logs.writer(&id("written"));

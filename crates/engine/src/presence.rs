@@ -15,8 +15,8 @@ use crate::journal::{Event, Filter, Journal};
 use crate::output_log::OutputLogs;
 use crate::state::{Directory, Locked, Sharing, StateDir};
 
-/// How often a file is made anew that another engine took for a dead one's before it was locked.
-const ATTEMPTS: usize = 8;
+/// Attempts to create a file: before it is locked, another engine can take it for a dead engine's.
+const MAX_ENTER_ATTEMPTS: usize = 8;
 
 /// The engines of one state directory.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ impl Engines {
 
     /// Makes an engine known, from now until its file is removed or its process ends.
     pub(crate) fn enter(&self) -> Result<Presence> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_ENTER_ATTEMPTS {
             let id: EngineId = id::fresh()?;
             let entered = self.0.open(id.as_str(), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL);
             let entered = entered.and_then(|file| Locked::attempt(file, Sharing::Exclusive));

@@ -20,11 +20,11 @@ use crate::pool::{Claim, Seated};
 use crate::supervise::{Ended, Sink, supervise};
 use crate::teardown::end_executions;
 
-/// The programs a clean environment finds.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// `PATH` of a clean environment.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long a state may take to be captured or brought back.
-pub(crate) const CAPTURE: Duration = Duration::from_secs(300);
+/// Timeout of capturing or restoring a state.
+pub(crate) const CAPTURE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// An admitted spec and the backend that will honour it.
 #[derive(Clone)]
@@ -324,7 +324,7 @@ impl Inner {
 
     /// Bringing a state back takes as long as there is much of it.
     fn patience(&self, order: &Order) -> Duration {
-        self.config.create_deadline + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE)
+        self.config.create_deadline + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE_TIMEOUT)
     }
 
     async fn spawn(&self, live: &Live, command: &Command, shared: &Shared) -> Result<Process> {
@@ -487,7 +487,7 @@ fn resolve(command: &Command, admitted: &Admitted) -> Result<Command> {
     let mut resolved = command.clone();
     resolved.env = spec.env.clone();
     resolved.env.extend(command.env.clone());
-    for (name, value) in [("PATH", PATH), ("LANG", "C.UTF-8")] {
+    for (name, value) in [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")] {
         let name: EnvName = name.parse().map_err(|error| {
             Error::new(ErrorCode::Invalid, "resolve", "a built-in name").source(error)
         })?;

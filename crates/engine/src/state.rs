@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use stockade_core::{Error, ErrorCode, Result};
 
-const PRIVATE: u32 = 0o700;
+const PRIVATE_DIR_MODE: u32 = 0o700;
 
 /// The state directory, opened and found private.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl StateDir {
         // A trailing slash would make the kernel follow a symbolic link after all.
         let path: PathBuf = path.components().collect();
         let made = open_or_make(CWD, &path, &path, |path| {
-            DirBuilder::new().recursive(true).mode(PRIVATE).create(path)
+            DirBuilder::new().recursive(true).mode(PRIVATE_DIR_MODE).create(path)
         })?;
         Ok(Self(made))
     }
@@ -81,7 +81,7 @@ impl StateDir {
     /// A directory in it, made if need be, as private as itself.
     pub fn subdirectory(&self, name: &'static str) -> Result<Directory> {
         let path = self.0.path_of(name);
-        let make = |_: &Path| Ok(rustix::fs::mkdirat(&self.0.fd, name, Mode::from(PRIVATE))?);
+        let make = |_: &Path| Ok(rustix::fs::mkdirat(&self.0.fd, name, Mode::from(PRIVATE_DIR_MODE))?);
         Ok(open_or_make(self.0.fd.as_fd(), Path::new(name), &path, make)?)
     }
 }
@@ -141,7 +141,7 @@ impl Directory {
         }
         if self.is_open_to_others()? {
             // Some file systems accept the change and ignore it, so only the second look counts.
-            let _ = rustix::fs::fchmod(&self.fd, Mode::from(PRIVATE));
+            let _ = rustix::fs::fchmod(&self.fd, Mode::from(PRIVATE_DIR_MODE));
             if self.is_open_to_others()? {
                 return Err(StateFault::Exposed(self.path.clone()));
             }

@@ -162,14 +162,14 @@ async fn stop(
     mut cancelled: watch::Receiver<bool>,
 ) -> Ending {
     tokio::select! {
-        () = expired(limits, control) => Ending::TimedOut,
+        () = wait_for_wall_limit(limits, control) => Ending::TimedOut,
         // A closed channel means that nobody is left who could want it.
         _ = cancelled.wait_for(|cancelled| *cancelled) => Ending::Cancelled,
     }
 }
 
 /// Resolves when its time is over, unless it has ended before.
-async fn expired(limits: &EffectiveLimits, control: &dyn ProcessControl) {
+async fn wait_for_wall_limit(limits: &EffectiveLimits, control: &dyn ProcessControl) {
     if let Some(wall) = limits.wall_time {
         tokio::select! {
             biased;

@@ -23,9 +23,10 @@ use crate::server::Mode;
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, Reply};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a launch may take.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a launch that is given up may take to end. It takes less than a millisecond.
-const GIVING_UP: Duration = Duration::from_secs(2);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The launcher's executable.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl Launcher {
         command.arg0("stockade-launcher").env_clear().current_dir("/");
         match mode {
             Mode::Namespaces | Mode::Once => {}
-            Mode::Bare => drop(command.arg(Mode::BARE)),
+            Mode::Bare => drop(command.arg(Mode::BARE_ARGUMENT)),
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let (control, agent) = (theirs.as_raw_fd(), agent.as_raw_fd());
@@ -112,9 +113,9 @@ impl Launcher {
         if text.len() > MESSAGE_LIMIT {
             return Err(LaunchError::TooLarge { size: text.len(), limit: MESSAGE_LIMIT });
         }
-        let (ours, theirs) = wire::pair().map_err(gone)?;
-        let control = self.control.as_ref().ok_or_else(|| gone(Errno::PIPE))?;
-        wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(gone)?;
+        let (ours, theirs) = wire::pair().map_err(launcher_gone)?;
+        let control = self.control.as_ref().ok_or_else(|| launcher_gone(Errno::PIPE))?;
+        wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(launcher_gone)?;
         Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None, over: false })
     }
 }
@@ -150,7 +151,7 @@ impl Pending {
     /// Waits for the end, at most ten seconds: a building that takes longer hangs on something, such
     /// as a dead network file system.
     pub fn finish(mut self) -> Result<Launched, LaunchError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + LAUNCH_TIMEOUT;
         loop {
             // The end alone is waited for; by then all news has come.
             wait_for(&self.reply, PollFlags::RDHUP, deadline)?;
@@ -167,7 +168,7 @@ impl Pending {
                 Ok(Some(message)) => self.take(message)?,
                 Ok(None) => return self.ended().map(Some),
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(errno) => return Err(gone(errno)),
+                Err(errno) => return Err(launcher_gone(errno)),
             }
         }
     }
@@ -190,7 +191,7 @@ impl Pending {
     /// The socket's last holder is gone: replaced by the agent if it had proved its walls.
     fn ended(&mut self) -> Result<Launched, LaunchError> {
         let Some(walls) = self.walls.take() else { return Err(self.cut_short()) };
-        let pidfd = self.pidfd.take().ok_or_else(|| gone(Errno::PIPE))?;
+        let pidfd = self.pidfd.take().ok_or_else(|| launcher_gone(Errno::PIPE))?;
         self.over = true;
         Ok(Launched { pid: self.pid, pidfd, walls })
     }
@@ -199,17 +200,17 @@ impl Pending {
     fn cut_short(&self) -> LaunchError {
         let detail = "the process ended while building";
         match self.pidfd {
-            None => gone(Errno::PIPE),
+            None => launcher_gone(Errno::PIPE),
             Some(_) => LaunchError::Failed(Failure::without_errno(Wall::Namespaces, detail)),
         }
     }
 
     /// Ends the process, once it is known, and waits for the end of all who build with it.
     fn give_up(&mut self) -> Result<(), LaunchError> {
-        let deadline = Instant::now() + GIVING_UP;
+        let deadline = Instant::now() + CANCEL_TIMEOUT;
         while self.pidfd.is_none() {
             wait_for(&self.reply, PollFlags::IN, deadline)?;
-            match wire::receive(&self.reply, RecvFlags::DONTWAIT).map_err(gone)? {
+            match wire::receive(&self.reply, RecvFlags::DONTWAIT).map_err(launcher_gone)? {
                 Some(message) => self.take(message)?,
                 None => return Ok(()),
             }
@@ -236,22 +237,22 @@ impl Drop for Pending {
 fn wait_for(fd: impl AsFd, what: PollFlags, deadline: Instant) -> Result<(), LaunchError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(|_| gone(Errno::INVAL))?;
+        let timeout = Timespec::try_from(left).map_err(|_| launcher_gone(Errno::INVAL))?;
         match poll(&mut [PollFd::new(&fd, what)], Some(&timeout)) {
             Ok(0) => return Err(too_long()),
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(gone(errno)),
+            Err(errno) => return Err(launcher_gone(errno)),
             Ok(_) => return Ok(()),
         }
     }
 }
 
 fn too_long() -> LaunchError {
-    let detail = format!("the walls did not stand within {} s", PATIENCE.as_secs());
+    let detail = format!("the walls did not stand within {} s", LAUNCH_TIMEOUT.as_secs());
     LaunchError::Failed(Failure::new(Wall::Request, Errno::TIMEDOUT, detail))
 }
 
-fn gone(errno: Errno) -> LaunchError {
+fn launcher_gone(errno: Errno) -> LaunchError {
     LaunchError::Gone(errno.into())
 }
 

@@ -23,7 +23,7 @@ use rustix::thread::UnshareFlags;
 use crate::plan::Cgroup;
 use crate::{fs, ground, sys};
 
-const LINKLESS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
+const NO_LINK_FLAGS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
 /// A directory or file of the host, shown read-only at another path that is of the same kind.
 #[derive(Debug, Clone)]
@@ -112,7 +112,7 @@ impl Mounts {
         for (source, target) in &self.views {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             // It was checked by this path: a link that leads elsewhere was not.
-            let source = openat2(CWD, source.as_c_str(), flags, Mode::empty(), LINKLESS)?;
+            let source = openat2(CWD, source.as_c_str(), flags, Mode::empty(), NO_LINK_FLAGS)?;
             let target = openat(CWD, target.as_c_str(), flags, Mode::empty())?;
             fs::attach(copy_of(&source)?, target)?;
         }
@@ -123,8 +123,8 @@ impl Mounts {
 /// A read-only copy of what is there, without what is mounted below it. An ordinary user may not take those
 /// apart, and gets them read-only too.
 fn copy_of(source: &OwnedFd) -> Result<OwnedFd, Errno> {
-    match fs::clone_single(source, fs::READ_ONLY) {
-        Err(Errno::INVAL) => fs::clone_with(source, "", fs::READ_ONLY),
+    match fs::clone_single(source, fs::READ_ONLY_MOUNT) {
+        Err(Errno::INVAL) => fs::clone_with(source, "", fs::READ_ONLY_MOUNT),
         copied => copied,
     }
 }

@@ -13,19 +13,19 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use crate::error::{At, Failure, Wall};
 use crate::{fs, sys};
 
-/// Where things are in the namespace of prepared roots.
-pub(crate) const ROOTS: &str = "/roots";
-/// Where a sandbox puts its root together before it enters it.
-pub(crate) const STAGE: &str = "/stage";
-/// Where the sandbox's private writable places are made.
-pub(crate) const SCRATCH: &str = "/scratch";
-/// Where the sandbox's copy-on-write layer is made.
-pub(crate) const LAYER: &str = "/layer";
+/// The directory of prepared roots, in their own mount namespace.
+pub(crate) const ROOTS_DIR: &str = "/roots";
+/// The directory where a sandbox puts its root together before it enters it.
+pub(crate) const STAGE_DIR: &str = "/stage";
+/// The directory where the sandbox's private writable places are made.
+pub(crate) const SCRATCH_DIR: &str = "/scratch";
+/// The directory where the sandbox's copy-on-write layer is made.
+pub(crate) const LAYER_DIR: &str = "/layer";
 
-/// Where the directory beneath a copy-on-write workspace is put.
-pub(crate) const LOWER: &str = "/lower";
-/// Where the directory that holds such a workspace's changes is put.
-pub(crate) const BESIDE: &str = "/beside";
+/// The directory where the lower layer of a copy-on-write workspace is mounted.
+pub(crate) const LOWER_DIR: &str = "/lower";
+/// The directory where the one that holds such a workspace's changes is mounted.
+pub(crate) const CHANGES_DIR: &str = "/beside";
 
 /// The launcher's own namespaces, and what it knows about itself.
 pub(crate) struct Ground {
@@ -42,7 +42,7 @@ pub(crate) struct Ground {
 }
 
 /// Every kind of namespace a sandbox gets, by its name under `/proc/self/ns`.
-pub(crate) const NAMESPACES: [&str; 8] =
+pub(crate) const NAMESPACE_KINDS: [&str; 8] =
     ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
 
 impl Ground {
@@ -123,9 +123,9 @@ pub(crate) fn change_all(kind: MountPropagationFlags) -> Result<(), Errno> {
 fn bare_namespace() -> Result<(), Errno> {
     sys::unshare(UnshareFlags::NEWNS)?;
     change_all(MountPropagationFlags::PRIVATE)?;
-    let proc_tree = fs::clone_with(CWD, "/proc", fs::WRITABLE)?;
-    let root = fs::tmpfs(1 << 20, "0755", fs::WRITABLE)?;
-    for name in [ROOTS, STAGE, SCRATCH, LAYER, LOWER, BESIDE, "/proc"] {
+    let proc_tree = fs::clone_with(CWD, "/proc", fs::WRITABLE_MOUNT)?;
+    let root = fs::tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT)?;
+    for name in [ROOTS_DIR, STAGE_DIR, SCRATCH_DIR, LAYER_DIR, LOWER_DIR, CHANGES_DIR, "/proc"] {
         rustix::fs::mkdirat(&root, name.trim_start_matches('/'), Mode::from_raw_mode(0o755))?;
     }
     // Any directory that is surely there will do to stand on; this one is about to be left behind.
@@ -137,7 +137,7 @@ fn bare_namespace() -> Result<(), Errno> {
 
 fn own_namespaces() -> Result<Vec<(&'static str, String)>, Errno> {
     let process = fs::open_path("/proc/self")?;
-    let own = NAMESPACES.iter().filter_map(|name| Some((*name, namespace(&process, name)?)));
+    let own = NAMESPACE_KINDS.iter().filter_map(|name| Some((*name, namespace(&process, name)?)));
     Ok(own.collect())
 }
 

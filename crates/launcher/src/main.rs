@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     make_private();
     let mode = match std::env::args().nth(1).as_deref() {
         None => Mode::Namespaces,
-        Some(Mode::BARE) => Mode::Bare,
+        Some(Mode::BARE_ARGUMENT) => Mode::Bare,
         Some(_) => return ExitCode::from(125),
     };
     match serve(mode) {

@@ -74,10 +74,10 @@ fn layers(lower: &Path, upper: &Path, work: &Path, read_only: bool) -> Result<La
         let detail = format!("{} does not lie beside {}", name(work), name(upper));
         return Err(Failure::without_errno(Wall::Source, detail));
     };
-    let attributes = if read_only { fs::READ_ONLY } else { fs::WRITABLE };
+    let attributes = if read_only { fs::READ_ONLY_MOUNT } else { fs::WRITABLE_MOUNT };
     let beside = single(parent, attributes)?;
     Ok(Layers {
-        lower: single(lower, fs::READ_ONLY)?,
+        lower: single(lower, fs::READ_ONLY_MOUNT)?,
         upper: layer(&beside, upper)?,
         work: layer(&beside, work)?,
         beside,
@@ -132,7 +132,7 @@ fn open(path: &Path, read_only: bool) -> Result<Source, Failure> {
             return Err(Failure::without_errno(Wall::Source, detail));
         }
     };
-    let attributes = if read_only { fs::READ_ONLY } else { fs::WRITABLE };
+    let attributes = if read_only { fs::READ_ONLY_MOUNT } else { fs::WRITABLE_MOUNT };
     let tree = fs::clone_with(&place, "", attributes).at(Wall::Source, &name(path))?;
     Ok(Source { tree, directory })
 }

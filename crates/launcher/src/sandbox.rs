@@ -158,7 +158,7 @@ fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
 
 /// The agent's first instruction, or the reason why there is none.
 fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
-    const ENVIRONMENT: [&CStr; 2] = [c"PATH=/usr/local/bin:/usr/bin:/bin", c"HOME=/home/sandbox"];
+    const AGENT_ENVIRONMENT: [&CStr; 2] = [c"PATH=/usr/local/bin:/usr/bin:/bin", c"HOME=/home/sandbox"];
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::reset_signals();
     let Ok(workspace) = CString::new(plan.workspace_target.as_os_str().as_bytes()) else {
@@ -169,7 +169,7 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     };
     // The name comes last, where whoever looks for a sandbox on the host finds it.
     let arguments = [c"stockade-agent", c"3", &workspace, &id];
-    let errno = sys::execute(agent.as_fd(), &arguments, &ENVIRONMENT);
+    let errno = sys::execute(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::error::{Failure, Wall};
 
-fn all() -> SealFlags {
+fn all_seals() -> SealFlags {
     SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL
 }
 
@@ -35,18 +35,18 @@ const MAX_SEAL_RETRIES: usize = 50;
 /// but also while the kernel holds a page of it for a moment, as when it moves pages or looks which are idle.
 pub fn add_seals(file: impl AsFd) -> rustix::io::Result<()> {
     for _ in 0..MAX_SEAL_RETRIES {
-        match fcntl_add_seals(&file, all()) {
+        match fcntl_add_seals(&file, all_seals()) {
             Err(Errno::BUSY) => {}
             other => return other,
         }
     }
-    fcntl_add_seals(file, all())
+    fcntl_add_seals(file, all_seals())
 }
 
 /// Refuses an agent that somebody could still change.
 pub(crate) fn check(agent: impl AsFd) -> Result<(), Failure> {
     match fcntl_get_seals(agent) {
-        Ok(seals) if seals.contains(all()) => Ok(()),
+        Ok(seals) if seals.contains(all_seals()) => Ok(()),
         Ok(_) | Err(_) => {
             Err(Failure::without_errno(Wall::Agent, "it is not a sealed memory file"))
         }

@@ -20,9 +20,9 @@ use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, Reply};
 
 /// How many control groups are remembered before those that are gone are looked for.
-const FORGETTING: usize = 1024;
+const CGROUP_PRUNE_THRESHOLD: usize = 1024;
 /// How long the end waits for control groups to empty.
-const EMPTYING: Duration = Duration::from_secs(4);
+const CGROUP_DRAIN_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Serves over the inherited control socket until its other end is closed; then ends every sandbox
 /// it has launched, and removes the control groups their plans named.
@@ -66,7 +66,7 @@ pub enum Mode {
 
 impl Mode {
     /// The launcher's argument that asks for it.
-    pub const BARE: &str = "bare";
+    pub const BARE_ARGUMENT: &str = "bare";
 }
 
 /// What launches are made with, or why none can be.
@@ -240,7 +240,7 @@ impl Server {
             let ended = self.live.extract_if(.., |live| live.pid == pid);
             self.left.extend(ended.flat_map(|live| live.cgroups));
         }
-        if self.left.len() > FORGETTING {
+        if self.left.len() > CGROUP_PRUNE_THRESHOLD {
             self.forget_removed();
         }
     }
@@ -279,7 +279,7 @@ impl Server {
     /// A group can be removed once its last process is buried, which a pid namespace's end promises
     /// for its members but not to the microsecond.
     fn remove_cgroups(&self, directories: &[PathBuf]) {
-        let deadline = Instant::now() + EMPTYING;
+        let deadline = Instant::now() + CGROUP_DRAIN_TIMEOUT;
         self.works.on_host(|| {
             for directory in directories {
                 while rustix::fs::rmdir(directory) == Err(Errno::BUSY) && Instant::now() < deadline

@@ -154,10 +154,10 @@ pub(crate) struct RulesetAttr {
 
 /// The Landlock version this kernel offers.
 pub(crate) fn landlock_abi() -> Result<u32, Errno> {
-    const VERSION: c_uint = 1;
+    const CREATE_RULESET_VERSION: c_uint = 1;
     let none = ptr::null::<c_void>();
     // SAFETY: with the version flag the kernel reads no attribute.
-    let ret = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, VERSION) };
+    let ret = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION) };
     answer(ret).map(|abi| u32::try_from(abi).unwrap_or(0))
 }
 

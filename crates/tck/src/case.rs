@@ -15,8 +15,8 @@ pub type Verdict<T = ()> = Result<T, Stop>;
 /// How a case is run: with a kit of its own.
 pub type Body = fn(Kit) -> Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
-/// The most a case may take unless it says otherwise: what hangs is found, and nobody is held to a pace.
-const LIMIT: Duration = Duration::from_secs(180);
+/// Timeout of a case that sets none of its own: short enough to find a hang, long enough for a slow host.
+const DEFAULT_CASE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// One case.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ pub struct Case {
 impl Case {
     /// A case that needs nothing and is not about walls.
     pub const fn new(name: &'static str, clause: &'static str, run: Body) -> Self {
-        Self { name, clause, needs: &[], isolation: false, limit: LIMIT, run }
+        Self { name, clause, needs: &[], isolation: false, limit: DEFAULT_CASE_TIMEOUT, run }
     }
 
     /// It needs these features.

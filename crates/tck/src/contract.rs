@@ -19,7 +19,7 @@ pub struct Clause {
 macro_rules! clauses {
     ($($part:literal: $($id:literal $text:literal)*;)*) => {
         /// Every clause of the contract.
-        pub const CLAUSES: &[Clause] = &[$($(Clause { id: $id, part: $part, text: $text }),*),*];
+        pub const CONTRACT_CLAUSES: &[Clause] = &[$($(Clause { id: $id, part: $part, text: $text }),*),*];
     };
 }
 
@@ -86,7 +86,8 @@ clauses! {
     "C-41" "Secrets never appear in records, bindings, snapshots' metadata, errors or logs.";
 }
 
-const PREFACE: &str = "\
+/// Preface of the contract page, before the clauses.
+const PAGE_PREFACE: &str = "\
 # The contract
 
 What every backend and every front end keeps, whatever the walls are made of. Clauses carry numbers;
@@ -100,7 +101,7 @@ contract_page` brings it up to date, and the same test fails when it is not.
 /// `docs/contract.md`, written from the registry.
 pub fn page() -> String {
     let coverage = coverage();
-    let mut page = String::from(PREFACE);
+    let mut page = String::from(PAGE_PREFACE);
     let mut part = "";
     // Writing to a string cannot fail.
     for (clause, cases) in &coverage.clauses {

@@ -2,7 +2,7 @@
 
 use stockade_core::Feature;
 
-use crate::contract::{CLAUSES, Clause};
+use crate::contract::{CONTRACT_CLAUSES, Clause};
 use crate::{Case, cases};
 
 /// What is covered by what.
@@ -36,7 +36,7 @@ pub fn coverage() -> Coverage {
     let all = cases::all();
     let checking =
         |clause: &Clause| all.iter().filter(|case| case.clause == clause.id).copied().collect();
-    let clauses = CLAUSES.iter().map(|clause| (*clause, checking(clause))).collect();
+    let clauses = CONTRACT_CLAUSES.iter().map(|clause| (*clause, checking(clause))).collect();
     let about = |feature: &Feature| FeatureCoverage {
         feature: *feature,
         needed_by: all.iter().filter(|case| case.needs.contains(feature)).copied().collect(),
@@ -55,7 +55,7 @@ mod tests {
             assert!(!cases.is_empty(), "no case checks {}", clause.id);
         }
         for case in cases::all() {
-            assert!(CLAUSES.iter().any(|clause| clause.id == case.clause), "{case:?}");
+            assert!(CONTRACT_CLAUSES.iter().any(|clause| clause.id == case.clause), "{case:?}");
         }
     }
 

@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 use stockade_core::{Command, Feature, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
-use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK, Subject};
+use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, Subject};
 
 /// Why it could not get as far as waiting.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-fn variable(name: &str) -> Result<PathBuf, Failure> {
+fn path_from_env(name: &str) -> Result<PathBuf, Failure> {
     Ok(std::env::var_os(name).ok_or(format!("{name} is not set"))?.into())
 }
 
 /// An engine as the variables ask for it, and a spec with the mark in it.
-async fn open(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Failure> {
+async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Failure> {
     let backend = subject.backend();
     let mut spec = subject.spec();
     if backend.probe().await.has(Feature::LocalWorkspace) {
-        spec.workspace = Workspace::Local(HostPath::try_from(variable(ENGINE_WORKSPACE)?)?);
+        spec.workspace = Workspace::Local(HostPath::try_from(path_from_env(ENGINE_WORKSPACE)?)?);
     }
     // So that what is left behind can be told apart from everybody else's.
-    spec.env.insert(MARK.parse()?, std::env::var(MARK).unwrap_or_default());
-    let engine = Engine::open(EngineConfig::at(variable(ENGINE_STATE)?), vec![backend]).await?;
+    spec.env.insert(MARK_VARIABLE.parse()?, std::env::var(MARK_VARIABLE).unwrap_or_default());
+    let engine = Engine::open(EngineConfig::at(path_from_env(ENGINE_STATE)?), vec![backend]).await?;
     Ok((engine, spec))
 }
 
@@ -34,7 +34,7 @@ async fn open(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Failure> {
 /// begins: wherever it is killed, it is in the middle of something. Ends by itself after a minute, in
 /// case whoever was to kill it is gone.
 pub async fn churn_engine(subject: &dyn Subject) -> Result<(), Failure> {
-    let (engine, spec) = open(subject).await?;
+    let (engine, spec) = open_engine(subject).await?;
     writeln!(std::io::stdout(), "begun")?;
     std::io::stdout().flush()?;
     let until = Instant::now() + Duration::from_secs(60);
@@ -51,7 +51,7 @@ pub async fn churn_engine(subject: &dyn Subject) -> Result<(), Failure> {
 
 /// Does what [`Subject::engine_process`] describes; returns only if it fails.
 pub async fn serve_engine(subject: &dyn Subject) -> Result<(), Failure> {
-    let (engine, spec) = open(subject).await?;
+    let (engine, spec) = open_engine(subject).await?;
     let id = engine.create(spec).await?;
     let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);
     let (_execution, mut follower) = engine.exec_followed(&id, command).await?;

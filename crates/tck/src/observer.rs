@@ -23,8 +23,8 @@ pub struct HostObserver {
     directories: Vec<PathBuf>,
 }
 
-/// How deep a cgroup hierarchy or a directory is searched.
-const DEPTH: usize = 8;
+/// Depth to which a cgroup hierarchy or a directory is searched.
+const MAX_SEARCH_DEPTH: usize = 8;
 
 impl HostObserver {
     /// An observer that also looks into these directories: temporary files, run-time state.
@@ -37,9 +37,9 @@ impl HostObserver {
         let mut found = processes(needles);
         found.extend(mounts(needles));
         found.extend(sockets(needles));
-        names(Path::new("/sys/fs/cgroup"), needles, DEPTH, &mut found);
+        find_names(Path::new("/sys/fs/cgroup"), needles, MAX_SEARCH_DEPTH, &mut found);
         for directory in self.directories.iter().cloned().chain(private_places()) {
-            names(&directory, needles, DEPTH, &mut found);
+            find_names(&directory, needles, MAX_SEARCH_DEPTH, &mut found);
         }
         found
     }
@@ -69,7 +69,7 @@ fn private_places() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-fn holds(haystack: &[u8], needles: &[&str]) -> bool {
+fn contains_any(haystack: &[u8], needles: &[&str]) -> bool {
     let holds =
         |needle: &&str| haystack.windows(needle.len()).any(|part| part == needle.as_bytes());
     needles.iter().any(holds)
@@ -83,7 +83,7 @@ fn pids() -> impl Iterator<Item = u32> {
 fn processes(needles: &[&str]) -> Vec<String> {
     let told = |pid: u32| {
         let from = ["cmdline", "environ", "cgroup"].into_iter().find(|file| {
-            fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|held| holds(&held, needles))
+            fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|held| contains_any(&held, needles))
         });
         from.map(|file| format!("process {pid} (by its {file})"))
     };
@@ -100,7 +100,7 @@ fn mounts(needles: &[&str]) -> Vec<String> {
             continue;
         }
         let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-        let lines = table.lines().filter(|line| holds(line.as_bytes(), needles));
+        let lines = table.lines().filter(|line| contains_any(line.as_bytes(), needles));
         found.extend(lines.map(|line| format!("mount seen by process {pid}: {line}")));
     }
     found
@@ -108,18 +108,18 @@ fn mounts(needles: &[&str]) -> Vec<String> {
 
 fn sockets(needles: &[&str]) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let lines = table.lines().filter(|line| holds(line.as_bytes(), needles));
+    let lines = table.lines().filter(|line| contains_any(line.as_bytes(), needles));
     lines.map(|line| format!("socket: {line}")).collect()
 }
 
-fn names(directory: &Path, needles: &[&str], depth: usize, found: &mut Vec<String>) {
+fn find_names(directory: &Path, needles: &[&str], depth: usize, found: &mut Vec<String>) {
     let Some(depth) = depth.checked_sub(1) else { return };
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if holds(entry.file_name().as_encoded_bytes(), needles) {
+        if contains_any(entry.file_name().as_encoded_bytes(), needles) {
             found.push(entry.path().display().to_string());
         }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            names(&entry.path(), needles, depth, found);
+            find_names(&entry.path(), needles, depth, found);
         }
     }
 }

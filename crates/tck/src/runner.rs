@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use crate::kit::Shelf;
 use crate::{Case, CaseReport, Kit, Report, Status, Stop, Subject, Verdict, cases};
 
-/// How long measuring a backend, and tidying up after a case, may take.
-const TIDY: Duration = Duration::from_secs(60);
+/// Timeout for probing a backend, and for cleaning up after a case.
+const HOUSEKEEPING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which cases to run and how many at once.
 #[derive(Debug, Clone)]
@@ -48,7 +48,7 @@ pub(crate) async fn run_cases(
     options: &Options,
 ) -> Report {
     let backend = subject.backend();
-    let capabilities = tokio::time::timeout(TIDY, backend.probe()).await.unwrap_or_else(|_| {
+    let capabilities = tokio::time::timeout(HOUSEKEEPING_TIMEOUT, backend.probe()).await.unwrap_or_else(|_| {
         let (reason, remedy) = ("measuring it took too long", "see why it hangs");
         Capabilities::unavailable(backend.name(), Boundary::None, reason, remedy)
     });
@@ -80,15 +80,15 @@ async fn judge(
     shelf: Verdict<Arc<Shelf>>,
 ) -> CaseReport {
     let begun = Instant::now();
-    let status = match unfit(&case, &capabilities) {
+    let status = match skip_reason(&case, &capabilities) {
         Some(reason) => Status::Skipped(reason),
-        None => status_of(attend(case, subject, &capabilities, shelf).await, &capabilities),
+        None => status_of(run_case(case, subject, &capabilities, shelf).await, &capabilities),
     };
     CaseReport { name: case.name, clause: case.clause, status, took: begun.elapsed() }
 }
 
 /// Why there is nothing to check, if so: the first feature that is not declared in full.
-fn unfit(case: &Case, capabilities: &Capabilities) -> Option<String> {
+fn skip_reason(case: &Case, capabilities: &Capabilities) -> Option<String> {
     if let Some((reason, _)) = &capabilities.unavailable {
         return Some(format!("{} is not available: {reason}", capabilities.backend));
     }
@@ -100,7 +100,7 @@ fn unfit(case: &Case, capabilities: &Capabilities) -> Option<String> {
     case.needs.iter().find_map(|feature| reason(*feature))
 }
 
-async fn attend(
+async fn run_case(
     case: Case,
     subject: Arc<dyn Subject>,
     capabilities: &Capabilities,
@@ -114,7 +114,7 @@ async fn attend(
         Err(join) => Err(Stop::failed(format!("the case itself went wrong: {join}"))),
     };
     // Whatever the case left is not its subject any more, but must not disturb the next one.
-    let _ = tokio::time::timeout(TIDY, kit.close()).await;
+    let _ = tokio::time::timeout(HOUSEKEEPING_TIMEOUT, kit.close()).await;
     verdict
 }
 

@@ -11,8 +11,8 @@ pub const ENGINE_STATE: &str = "STOCKADE_TCK_STATE";
 /// The variable that tells an engine process a workspace with the probe in it.
 pub const ENGINE_WORKSPACE: &str = "STOCKADE_TCK_WORKSPACE";
 
-/// The variable that carries the kit's mark into everything it runs.
-pub const MARK: &str = "STOCKADE_TCK_MARK";
+/// Environment variable that carries the kit's mark into everything it runs.
+pub const MARK_VARIABLE: &str = "STOCKADE_TCK_MARK";
 
 /// How the probe gets to run inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,9 +69,9 @@ pub trait Subject: Send + Sync {
     }
 
     /// A process that opens an engine on the directory in [`ENGINE_STATE`], builds a sandbox with the
-    /// workspace in [`ENGINE_WORKSPACE`] and the variable [`MARK`] with the value it has itself, starts
-    /// `./probe ignore-signals-then-sleep 60000`, prints the sandbox's id and a newline once it runs,
-    /// and waits. The kit kills it where it stands.
+    /// workspace in [`ENGINE_WORKSPACE`] and the variable [`MARK_VARIABLE`] with the value it has itself,
+    /// starts `./probe ignore-signals-then-sleep 60000`, prints the sandbox's id and a newline once it
+    /// runs, and waits. The kit kills it where it stands.
     fn engine_process(&self) -> Option<std::process::Command> {
         None
     }

@@ -51,7 +51,7 @@ impl Binding {
 }
 
 /// Words that stand for secrets, in any case and joined any way.
-const SECRET: &[&str] = &[
+const SECRET_WORDS: &[&str] = &[
     "apikey",
     "auth",
     "bearer",
@@ -80,7 +80,7 @@ fn harmless(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
 pub(crate) fn smells(name: &str) -> bool {
     let plain: String =
         name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect();
-    SECRET.iter().any(|word| plain.contains(word))
+    SECRET_WORDS.iter().any(|word| plain.contains(word))
 }
 
 /// Values that carry their own name along, such as `Bearer …` or `password=…`.
@@ -123,7 +123,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn no_label_that_names_a_secret_is_kept(
-            word in proptest::sample::select(SECRET),
+            word in proptest::sample::select(SECRET_WORDS),
             before in "[a-z]{0,6}", after in "[a-z]{0,6}",
             joints in proptest::collection::vec("[-_. ]{0,1}", 16), upper in any::<u32>(),
         ) {

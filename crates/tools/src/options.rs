@@ -52,10 +52,10 @@ impl LocalOptions {
     /// Local execution by a spec, with the walls given up that it cannot have. Whatever else the spec
     /// asks for and a plain child of this process has not is refused, all of it at once (C-01, C-02).
     pub async fn new(spec: SandboxSpec) -> Result<Self> {
-        const LOCAL: &str = "execute locally";
+        const LOCAL_OPERATION: &str = "execute locally";
         let Workspace::Local(workspace) = &spec.workspace else {
             let message = "local execution needs a directory of this machine";
-            return Err(Error::new(ErrorCode::Invalid, LOCAL, message)
+            return Err(Error::new(ErrorCode::Invalid, LOCAL_OPERATION, message)
                 .remedy("name it with --workspace DIR, without --overlay"));
         };
         let walls = local::spec(workspace.clone());
@@ -63,7 +63,7 @@ impl LocalOptions {
         spec.without.extend(walls.without);
         match admit(&spec, &Local::default().probe().await) {
             Ok(_) => Ok(Self(spec)),
-            Err(refusals) => Err(Error::refused(LOCAL, Some(local::NAME), refusals)),
+            Err(refusals) => Err(Error::refused(LOCAL_OPERATION, Some(local::NAME), refusals)),
         }
     }
 
@@ -73,8 +73,8 @@ impl LocalOptions {
 }
 
 impl Quota {
-    /// How many there may be where nobody says.
-    pub const DEFAULT: usize = 16;
+    /// Number of sandboxes where none is configured.
+    pub const DEFAULT_SANDBOXES: usize = 16;
 
     /// This many.
     pub fn new(most: usize) -> Self {
@@ -94,7 +94,7 @@ impl Quota {
 
 impl Default for Quota {
     fn default() -> Self {
-        Self::new(Self::DEFAULT)
+        Self::new(Self::DEFAULT_SANDBOXES)
     }
 }
 

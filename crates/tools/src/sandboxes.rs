@@ -16,7 +16,7 @@ pub(crate) async fn create(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let template = &session.options.template;
-    let spec = wished(template, &args);
+    let spec = requested_spec(template, &args);
     check_cores(&args.limits)?;
     let facts = Facts {
         tool: "sandbox_create".into(),
@@ -28,7 +28,7 @@ pub(crate) async fn create(
         boundary: Boundary::SharedKernel,
         widens: widens(template, &spec),
         person_only: false,
-        details: wishes(&args),
+        details: requested_details(&args),
     };
     let subject =
         Subject { engine: &session.engine, tenant: &spec.tenant, sandbox: None, job: None, facts };
@@ -38,7 +38,7 @@ pub(crate) async fn create(
 }
 
 /// What the agent chose, in words.
-fn wishes(args: &SandboxCreate) -> Vec<Detail> {
+fn requested_details(args: &SandboxCreate) -> Vec<Detail> {
     let network = args.network.as_ref().map(|network| match network {
         Network::None => "none".to_owned(),
         Network::Auto | Network::Loopback => "its own loopback".to_owned(),
@@ -65,7 +65,7 @@ fn check_cores(limits: &Limits) -> Result<(), ToolError> {
     }
 }
 
-fn wished(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {
+fn requested_spec(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {
     let mut spec = template.clone();
     spec.limits = args.limits.or(template.limits);
     spec.labels.extend(args.labels.clone());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn asks_for_more(template: &SandboxSpec, json: serde_json::Value) -> bool {
-        widens(template, &wished(template, &args(json)))
+        widens(template, &requested_spec(template, &args(json)))
     }
 
     #[test]

@@ -19,9 +19,9 @@ use crate::place::{Job, Place};
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-/// Where browsers lie. The programs themselves: the scripts in front of them read files of the host that
+/// Paths of browsers: the programs themselves, as the scripts in front of them read files of the host that
 /// are not inside.
-const BROWSERS: [&str; 6] = [
+const BROWSER_PATHS: [&str; 6] = [
     "/usr/lib/chromium/chromium",
     "/usr/lib64/chromium-browser/chromium-browser",
     "/opt/google/chrome/chrome",
@@ -29,8 +29,8 @@ const BROWSERS: [&str; 6] = [
     "/usr/bin/chromium-browser",
     "/usr/bin/google-chrome",
 ];
-/// Without walls of its own, without a screen, and without calling anybody.
-const FLAGS: [&str; 13] = [
+/// Flags of the browser: without walls of its own, without a screen, and without calls to any server.
+const BROWSER_FLAGS: [&str; 13] = [
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
@@ -45,18 +45,18 @@ const FLAGS: [&str; 13] = [
     "--mute-audio",
     "--force-device-scale-factor=1",
 ];
-const SIZES: std::ops::RangeInclusive<u32> = 16..=4096;
+const SIDE_PIXELS_RANGE: std::ops::RangeInclusive<u32> = 16..=4096;
 const USUAL_SIZE: (u32, u32) = (1280, 800);
 /// How much of its own time a page gets before it is looked at.
 const USUAL_WAIT: u64 = 2_000;
 const LONGEST_WAIT: u64 = 30_000;
-/// How long the browser may take for everything.
-const PATIENCE: Span = Span::secs(60);
-/// The largest picture.
-const MOST: u64 = 8 << 20;
-const SHELL: &str = "/bin/sh";
-/// What the shell ends with where nobody listens; no browser does.
-const UNSERVED: i32 = 97;
+/// Timeout of the browser for everything.
+const BROWSER_TIMEOUT: Span = Span::secs(60);
+/// Largest picture.
+const MAX_PICTURE_BYTES: u64 = 8 << 20;
+const SHELL_PATH: &str = "/bin/sh";
+/// Exit code of the shell where no server listens; no browser has it.
+const UNSERVED_EXIT_CODE: i32 = 97;
 /// Looks for a listener at the port `$0`, in hexadecimal, without connecting: a server may serve only once.
 /// Where the tables cannot be read, nothing is known and the browser is to see for itself.
 const IF_SERVED: &str = r#"
@@ -74,7 +74,7 @@ served() {
 served "$0" || exit 97
 exec "$@"
 "#;
-const MEMORY: &str = "give the sandbox more memory and processes, such as --mem 2g --pids 512";
+const MEMORY_REMEDY: &str = "give the sandbox more memory and processes, such as --mem 2g --pids 512";
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -116,8 +116,8 @@ pub(crate) async fn screenshot(
 
     let room = Room::new(&place, job.as_str())?;
     let wait = args.wait_ms.unwrap_or(USUAL_WAIT).min(LONGEST_WAIT);
-    let argv = guarded(&place, &page, argv(browser, &room, &url, size, wait)).await?;
-    let command = Command { wall_time: Some(PATIENCE), ..Command::program(argv) };
+    let argv = guard_argv(&place, &page, argv(browser, &room, &url, size, wait)).await?;
+    let command = Command { wall_time: Some(BROWSER_TIMEOUT), ..Command::program(argv) };
     let line = format!("{browser} {url}");
     let (execution, job) = place.start(job, command, line).await?;
     let outcome = tokio::select! {
@@ -129,15 +129,15 @@ pub(crate) async fn screenshot(
     };
     let picture = room.picture(&place).await;
     room.clear(&place).await;
-    shown(&url, size, picture.map_err(|error| unseen(&job, &page, &outcome, error))?)
+    picture_answer(&url, size, picture.map_err(|error| no_picture_error(&job, &page, &outcome, error))?)
 }
 
 fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
     let side = given.unwrap_or(usual);
-    if SIZES.contains(&side) {
+    if SIDE_PIXELS_RANGE.contains(&side) {
         return Ok(side);
     }
-    let range = format!("is not between {} and {}", SIZES.start(), SIZES.end());
+    let range = format!("is not between {} and {}", SIDE_PIXELS_RANGE.start(), SIDE_PIXELS_RANGE.end());
     Err(ToolError::field(name, range))
 }
 
@@ -164,7 +164,7 @@ async fn reachable(place: &Place, page: &Page) -> Result<String, ToolError> {
 }
 
 async fn browser(place: &Place) -> Result<&'static str, ToolError> {
-    for browser in BROWSERS {
+    for browser in BROWSER_PATHS {
         let there = match browser.parse::<SandboxPath>() {
             Ok(_) if place.local => std::path::Path::new(browser).exists(),
             Ok(path) => place.files()?.stat(&path).await.is_ok(),
@@ -180,7 +180,7 @@ async fn browser(place: &Place) -> Result<&'static str, ToolError> {
 
 fn argv(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> Vec<String> {
     let mut argv = vec![browser.to_owned()];
-    argv.extend(FLAGS.map(str::to_owned));
+    argv.extend(BROWSER_FLAGS.map(str::to_owned));
     argv.push(format!("--user-data-dir={}/profile", room.seen));
     argv.push(format!("--screenshot={}/page.png", room.seen));
     argv.push(format!("--window-size={},{}", size.0, size.1));
@@ -191,16 +191,16 @@ fn argv(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> V
 
 /// The browser shows a page of its own where nobody serves one. So it is started only if somebody listens
 /// there, as far as that can be seen.
-async fn guarded(place: &Place, page: &Page, argv: Vec<String>) -> Result<Vec<String>, ToolError> {
+async fn guard_argv(place: &Place, page: &Page, argv: Vec<String>) -> Result<Vec<String>, ToolError> {
     let Some(port) = page.port() else { return Ok(argv) };
     let shell = match place.local {
-        true => std::path::Path::new(SHELL).exists(),
-        false => place.files()?.stat(&SHELL.parse()?).await.is_ok(),
+        true => std::path::Path::new(SHELL_PATH).exists(),
+        false => place.files()?.stat(&SHELL_PATH.parse()?).await.is_ok(),
     };
     if !shell {
         return Ok(argv);
     }
-    let first = [SHELL, "-c", IF_SERVED].map(str::to_owned);
+    let first = [SHELL_PATH, "-c", IF_SERVED].map(str::to_owned);
     Ok(first.into_iter().chain([format!("{port:04X}")]).chain(argv).collect())
 }
 
@@ -221,7 +221,7 @@ impl Room {
 
     async fn picture(&self, place: &Place) -> Result<Vec<u8>, ToolError> {
         let path: SandboxPath = format!("{}/page.png", self.path).parse()?;
-        Ok(place.files()?.read_all(&path, MOST).await?)
+        Ok(place.files()?.read_all(&path, MAX_PICTURE_BYTES).await?)
     }
 
     async fn clear(&self, place: &Place) {
@@ -233,7 +233,7 @@ impl Room {
 }
 
 /// The picture, if it is one and has the size that was asked for: the guest could have put anything there.
-fn shown(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAnswer, ToolError> {
+fn picture_answer(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAnswer, ToolError> {
     if page::png_size(&bytes) != Some(size) {
         let message = "what the browser left is no picture of that size";
         return Err(ToolError::new(ErrorCode::Protocol, message));
@@ -247,38 +247,38 @@ fn shown(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAnswer, Tool
 }
 
 /// Why there is no picture, from how the browser ended.
-fn unseen(job: &Job, page: &Page, outcome: &Outcome, error: ToolError) -> ToolError {
+fn no_picture_error(job: &Job, page: &Page, outcome: &Outcome, error: ToolError) -> ToolError {
     if error.code != ErrorCode::NotFound {
         return error;
     }
     let failed = |why: String| ToolError::new(ErrorCode::Unavailable, format!("no picture: {why}"));
     match (&outcome.ending, page) {
-        (Ending::Exited(UNSERVED), Page::Served(url)) => failed(format!("nobody listens at {url}"))
+        (Ending::Exited(UNSERVED_EXIT_CODE), Page::Served(url)) => failed(format!("nobody listens at {url}"))
             .remedy(
                 "start the server with `bash` and the action `start`, and wait until it listens",
             ),
         (Ending::LimitExceeded(limit), _) => {
-            failed(format!("the browser exceeded the {limit} limit")).remedy(MEMORY)
+            failed(format!("the browser exceeded the {limit} limit")).remedy(MEMORY_REMEDY)
         }
         (Ending::TimedOut, _) => {
             failed("the browser took too long".into()).remedy("lower `wait_ms`")
         }
         (Ending::Signalled(signal), _) => {
-            failed(format!("{} ended the browser", signal.name())).remedy(MEMORY)
+            failed(format!("{} ended the browser", signal.name())).remedy(MEMORY_REMEDY)
         }
         (Ending::StartFailed(failure), _) => failed(failure.detail().to_owned()),
         (Ending::Lost(reason) | Ending::Refused(reason), _) => failed(reason.clone()),
         (Ending::Killed, _) => failed("its sandbox was ended by another process".into()),
         (Ending::Cancelled, _) => ToolError::cancelled(),
         (Ending::Exited(code), _) => {
-            failed(format!("the browser ended with {code}: {}", last_words(job))).remedy(MEMORY)
+            failed(format!("the browser ended with {code}: {}", last_words(job))).remedy(MEMORY_REMEDY)
         }
     }
 }
 
 fn last_words(job: &Job) -> String {
-    const LENGTH: u64 = 400;
-    let from = job.kept(StreamId::Stderr).saturating_sub(LENGTH);
-    let said = job.read(StreamId::Stderr, from, LENGTH).map(|piece| piece.data).unwrap_or_default();
+    const STDERR_TAIL_BYTES: u64 = 400;
+    let from = job.kept(StreamId::Stderr).saturating_sub(STDERR_TAIL_BYTES);
+    let said = job.read(StreamId::Stderr, from, STDERR_TAIL_BYTES).map(|piece| piece.data).unwrap_or_default();
     String::from_utf8_lossy(&said).trim().escape_debug().to_string()
 }

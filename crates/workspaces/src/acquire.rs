@@ -36,11 +36,11 @@ pub(crate) fn make(store: &Store, stores: &Directory, request: Request) -> Outco
         Hint::Overlay(path) => {
             let source = local::directory(&path)?;
             refuse_own_state(store, &source)?;
-            view(store, request, Kind::Overlay, source, BTreeMap::new())
+            create_view(store, request, Kind::Overlay, source, BTreeMap::new())
         }
         Hint::Git { source, rev } => {
             let checkout = git::prepare(stores, &source, rev.as_deref())?;
-            view(store, request, Kind::Git, host_path(checkout.tree)?, checkout.metadata)
+            create_view(store, request, Kind::Git, host_path(checkout.tree)?, checkout.metadata)
         }
         Hint::Ephemeral { most } => ephemeral(store, &request, most),
     }
@@ -100,7 +100,7 @@ fn id_of(path: &HostPath) -> Outcome<WorkspaceId> {
     })
 }
 
-fn fresh(store: &Store) -> Outcome<(WorkspaceId, Entry, Option<Locked>)> {
+fn create_entry(store: &Store) -> Outcome<(WorkspaceId, Entry, Option<Locked>)> {
     let id: WorkspaceId =
         stockade_engine::fresh_id().map_err(std::io::Error::other).step("make", "an id")?;
     let entry = store.enter_or_make(&id)?;
@@ -108,14 +108,14 @@ fn fresh(store: &Store) -> Outcome<(WorkspaceId, Entry, Option<Locked>)> {
     Ok((id, entry, Some(owner)))
 }
 
-fn view(
+fn create_view(
     store: &Store,
     request: Request,
     kind: Kind,
     source: HostPath,
     found: BTreeMap<String, String>,
 ) -> Outcome<Made> {
-    let (id, entry, owner) = fresh(store)?;
+    let (id, entry, owner) = create_entry(store)?;
     let mut manifest = manifest(id.clone(), &request, kind, source);
     manifest.metadata.extend(found);
     let made = fill(&entry, &manifest).and_then(|()| entry.save(&manifest));
@@ -131,26 +131,26 @@ fn view(
 fn fill(entry: &Entry, manifest: &Manifest) -> Outcome<()> {
     let lower = tree(manifest.source.as_path())?;
     match manifest.mechanism {
-        Mechanism::Kernel => layers(entry, &lower),
+        Mechanism::Kernel => create_layers(entry, &lower),
         Mechanism::Copy => {
             directory(&entry.copy())?;
             let copy = tree(&entry.copy())?;
             let index = copy_tree(&lower, &copy, Copying::Plain)?;
-            like(&copy, &lower)?;
+            copy_root_mode(&copy, &lower)?;
             index.save(&entry.index())
         }
     }
 }
 
-fn layers(entry: &Entry, lower: &crate::tree::Tree) -> Outcome<()> {
+fn create_layers(entry: &Entry, lower: &crate::tree::Tree) -> Outcome<()> {
     directory(&entry.upper())?;
     directory(&entry.work())?;
     // The upper's own mode is the one that the view's root shows, and root's guest is whoever owns it.
-    like(&tree(&entry.upper())?, lower)?;
-    like(&tree(&entry.work())?, lower)
+    copy_root_mode(&tree(&entry.upper())?, lower)?;
+    copy_root_mode(&tree(&entry.work())?, lower)
 }
 
-fn like(dir: &crate::tree::Tree, other: &crate::tree::Tree) -> Outcome<()> {
+fn copy_root_mode(dir: &crate::tree::Tree, other: &crate::tree::Tree) -> Outcome<()> {
     let stat = rustix::fs::fstat(other).step("look at", other.path().display())?;
     let fd = dir.dir(&TreePath::root()).step("open", dir.path().display())?;
     resemble(&fd, &stat).step("set the mode of", dir.path().display())
@@ -161,7 +161,7 @@ fn directory(path: &Path) -> Outcome<()> {
 }
 
 fn ephemeral(store: &Store, request: &Request, most: Bytes) -> Outcome<Made> {
-    let (id, entry, owner) = fresh(store)?;
+    let (id, entry, owner) = create_entry(store)?;
     let source = host_path(entry.scratch())?;
     let manifest = Manifest { most: Some(most), ..manifest(id, request, Kind::Ephemeral, source) };
     directory(&entry.scratch())?;
@@ -171,7 +171,7 @@ fn ephemeral(store: &Store, request: &Request, most: Bytes) -> Outcome<Made> {
 
 /// A second workspace with the same beginning and the same changes so far.
 pub(crate) fn fork(store: &Store, from: &Entry, original: &Manifest) -> Outcome<Made> {
-    let (id, entry, owner) = fresh(store)?;
+    let (id, entry, owner) = create_entry(store)?;
     let manifest =
         Manifest { id: id.clone(), created: Timestamp::now(), released: false, ..original.clone() };
     let made = refill(from, &entry, &manifest).and_then(|()| entry.save(&manifest));
@@ -192,22 +192,22 @@ fn refill(from: &Entry, entry: &Entry, manifest: &Manifest) -> Outcome<()> {
             directory(&entry.work())?;
             let copy = tree(&entry.upper())?;
             copy_tree(&upper, &copy, Copying::Layer)?;
-            like(&copy, &upper)?;
-            like(&tree(&entry.work())?, &upper)
+            copy_root_mode(&copy, &upper)?;
+            copy_root_mode(&tree(&entry.work())?, &upper)
         }
         Layer::Copy(old, index) => {
             directory(&entry.copy())?;
             let copy = tree(&entry.copy())?;
             let copied = copy_tree(&old, &copy, Copying::Plain)?;
-            like(&copy, &old)?;
-            carry(&old, &index, copied)?.save(&entry.index())
+            copy_root_mode(&copy, &old)?;
+            carry_index(&old, &index, copied)?.save(&entry.index())
         }
     }
 }
 
 /// The index of a copy of a copy: what was untouched in the first is so in the second, and what was
 /// changed or gone still is.
-fn carry(old: &crate::tree::Tree, index: &Index, copied: Index) -> Outcome<Index> {
+fn carry_index(old: &crate::tree::Tree, index: &Index, copied: Index) -> Outcome<Index> {
     let mut carried = Index::default();
     for path in index.paths() {
         if let Some(known) = index.get(path) {

@@ -8,20 +8,20 @@ use rustix::io::Errno;
 
 /// Without it the bits of the group would let in whom the list keeps out.
 const ACCESS_LIST: &str = "system.posix_acl_access";
-const NOTES: &str = "user.";
+const USER_XATTR_PREFIX: &str = "user.";
 /// Marks of overlays made by ordinary users: of no meaning outside of a layer.
 const LAYER_MARKS: &str = "user.overlay.";
-/// No list of names and no value that the kernel takes is longer.
-const LONGEST: usize = 64 << 10;
+/// Upper bound that the kernel sets for a list of attribute names and for a value.
+const MAX_XATTR_BYTES: usize = 64 << 10;
 
 /// Gives a new file what the old one has of them.
 pub(crate) fn keep(old: &File, new: &File) -> rustix::io::Result<()> {
-    let mut names = vec![0; LONGEST];
+    let mut names = vec![0; MAX_XATTR_BYTES];
     let length = match flistxattr(old, &mut names[..]) {
         Err(Errno::OPNOTSUPP) => return Ok(()),
         listed => listed?,
     };
-    let mut value = vec![0; LONGEST];
+    let mut value = vec![0; MAX_XATTR_BYTES];
     let listed = names[..length].split(|byte| *byte == 0);
     for name in listed.filter_map(|name| str::from_utf8(name).ok()).filter(|name| is_kept(name)) {
         match fgetxattr(old, name, &mut value[..]) {
@@ -35,5 +35,5 @@ pub(crate) fn keep(old: &File, new: &File) -> rustix::io::Result<()> {
 }
 
 fn is_kept(name: &str) -> bool {
-    name == ACCESS_LIST || (name.starts_with(NOTES) && !name.starts_with(LAYER_MARKS))
+    name == ACCESS_LIST || (name.starts_with(USER_XATTR_PREFIX) && !name.starts_with(LAYER_MARKS))
 }

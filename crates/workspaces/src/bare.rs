@@ -13,9 +13,9 @@ use crate::held::{HeldReason, folded, in_git};
 use crate::path::TreePath;
 use crate::tree::Tree;
 
-const HEAD: &[u8] = b"HEAD";
-/// What a repository holds beside `HEAD`, in lower case.
-const MARKS: [&[u8]; 9] = [
+const GIT_HEAD_FILE: &[u8] = b"HEAD";
+/// Files and directories of a repository beside `HEAD`, in lower case.
+const GIT_REPOSITORY_FILES: [&[u8]; 9] = [
     b"objects",
     b"refs",
     b"commondir",
@@ -26,7 +26,7 @@ const MARKS: [&[u8]; 9] = [
     b"packed-refs",
     b"reftable",
 ];
-const WHY: &str = "git would take the directory for a repository and run what its config names";
+const BARE_REPOSITORY_REASON: &str = "git would take the directory for a repository and run what its config names";
 
 /// How much of a repository a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
                 Some(Shape::Plain) | None => false,
             };
             if held || shapes.get(&change.path) == Some(&Shape::Whole) {
-                change.held.get_or_insert(HeldReason::RunsCode(WHY));
+                change.held.get_or_insert(HeldReason::RunsCode(BARE_REPOSITORY_REASON));
                 break;
             }
             path = parent;
@@ -64,7 +64,7 @@ pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
 }
 
 fn is_part(name: &[u8]) -> bool {
-    name == HEAD || MARKS.contains(&folded(name).as_slice())
+    name == GIT_HEAD_FILE || GIT_REPOSITORY_FILES.contains(&folded(name).as_slice())
 }
 
 /// Every directory above a change that is or could become a repository.
@@ -99,7 +99,7 @@ fn shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &Tree) -> Shape {
     }
     // Asked of the file system itself, which may not regard case.
     let below = |name: &[u8]| lower.stat(&dir.join(name)).is_ok_and(|stat| stat.is_some());
-    let head = made.contains(HEAD) || below(HEAD);
+    let head = made.contains(GIT_HEAD_FILE) || below(GIT_HEAD_FILE);
     let head_in_any_case = head || made.iter().any(|name| folded(name) == b"head");
     if !head_in_any_case {
         return Shape::Plain;
@@ -110,7 +110,7 @@ fn shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &Tree) -> Shape {
     }
     // In lower case the name is a word like others, and such a directory may be anything. A repository's
     // own directories have a `HEAD` too: that of the reflog, those of remotes.
-    if head && !in_git(dir) && MARKS.iter().any(|mark| has(mark)) {
+    if head && !in_git(dir) && GIT_REPOSITORY_FILES.iter().any(|mark| has(mark)) {
         Shape::Begun
     } else {
         Shape::Plain

@@ -6,8 +6,8 @@ use rustix::fs::Stat;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// How long a tick is waited for.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Timeout of waiting for a tick of the clock.
+const TICK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// An instant of the clock that the kernel stamps files with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -18,8 +18,8 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// An instant before all others.
-    pub(crate) const NEVER: Self = Self { sec: i64::MIN, nsec: 0 };
+    /// Instant before all others.
+    pub(crate) const DISTANT_PAST: Self = Self { sec: i64::MIN, nsec: 0 };
 
     fn read(clock: ClockId) -> Self {
         let now = clock_gettime(clock);
@@ -36,7 +36,7 @@ impl Stamp {
         loop {
             let tick = Self::read(ClockId::RealtimeCoarse);
             // Somebody may set the clock back meanwhile; then nothing is certain, and nobody waits.
-            if tick > before || began.elapsed() > PATIENCE {
+            if tick > before || began.elapsed() > TICK_TIMEOUT {
                 return tick;
             }
             std::thread::sleep(Duration::from_micros(500));

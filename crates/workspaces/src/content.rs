@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-const CHUNK: usize = 1 << 20;
-/// How much of a file decides whether it is text.
-const HEAD: usize = 8 << 10;
+const CHUNK_BYTES: usize = 1 << 20;
+/// Start of a file that decides whether it is text.
+const TEXT_PROBE_BYTES: usize = 8 << 10;
 
 /// Whether two files hold the same bytes.
 pub(crate) fn same(one: &File, other: &File) -> io::Result<bool> {
@@ -18,7 +18,7 @@ pub(crate) fn same(one: &File, other: &File) -> io::Result<bool> {
     if size != other.metadata()?.len() {
         return Ok(false);
     }
-    let (mut left, mut right) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let (mut left, mut right) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     let mut at = 0;
     while let Some(data) = next_data(one, other, at)? {
         let read = fill(one, &mut left, data)?;
@@ -72,7 +72,7 @@ pub(crate) fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize>
 
 /// Whether a file is not text: a zero byte near its beginning.
 pub(crate) fn is_binary(file: &File) -> io::Result<bool> {
-    let mut head = vec![0; HEAD];
+    let mut head = vec![0; TEXT_PROBE_BYTES];
     let read = fill(file, &mut head, 0)?;
     Ok(head[..read].contains(&0))
 }
@@ -116,9 +116,9 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
 }
 
 fn copy_by_hand(from: &File, to: &File, mut at: u64, end: u64) -> io::Result<()> {
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; CHUNK_BYTES];
     while at < end {
-        let most = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+        let most = usize::try_from(end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
         let read = fill(from, &mut buffer[..most], at)?;
         if read == 0 {
             return Ok(());
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn files_that_differ_in_their_last_byte_differ() {
-        let mut long = vec![7; CHUNK * 2];
+        let mut long = vec![7; CHUNK_BYTES * 2];
         let file = |bytes: &[u8]| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bytes).unwrap();

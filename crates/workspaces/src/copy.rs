@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, XattrFlags};
 
 use crate::content;
 use crate::fault::{Outcome, Step};
-use crate::layer::{ATTRIBUTES, Copied, Index, is_whiteout, value};
+use crate::layer::{OVERLAY_XATTRS, Copied, Index, is_whiteout, value};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree};
 use crate::walk::visit;
@@ -66,7 +66,7 @@ fn directory(from: &Tree, to: &Tree, path: &TreePath, copying: Copying) -> Outco
         Copying::Plain => Ok(()),
         Copying::Layer => {
             let source = from.dir(path).step("open", path)?;
-            marks(&source, &to.dir(path).step("open", path)?, path)
+            copy_overlay_xattrs(&source, &to.dir(path).step("open", path)?, path)
         }
     }
 }
@@ -74,7 +74,7 @@ fn directory(from: &Tree, to: &Tree, path: &TreePath, copying: Copying) -> Outco
 fn finish(to: &Tree, path: &TreePath, stat: &Stat, root: bool) -> Outcome<()> {
     let dir = to.dir(path).step("open", path)?;
     if root {
-        owner(&dir, stat).step("give to its owner", path)?;
+        set_owner(&dir, stat).step("give to its owner", path)?;
     }
     rustix::fs::fchmod(&dir, permissions(stat)).step("set the mode of", path)
 }
@@ -91,10 +91,10 @@ fn file(
     let copied = create(to, path)?;
     content::copy(&source, &copied).step("copy", path)?;
     if copying == Copying::Layer {
-        marks(&source, &copied, path)?;
+        copy_overlay_xattrs(&source, &copied, path)?;
     }
     if root {
-        owner(&copied, stat).step("give to its owner", path)?;
+        set_owner(&copied, stat).step("give to its owner", path)?;
     }
     rustix::fs::fchmod(&copied, permissions(stat)).step("set the mode of", path)
 }
@@ -125,8 +125,8 @@ fn whiteout(to: &Tree, path: &TreePath) -> Outcome<()> {
 }
 
 /// Copies the attributes that the overlay keeps.
-fn marks(from: &impl AsFd, to: &impl AsFd, path: &TreePath) -> Outcome<()> {
-    for name in ATTRIBUTES {
+fn copy_overlay_xattrs(from: &impl AsFd, to: &impl AsFd, path: &TreePath) -> Outcome<()> {
+    for name in OVERLAY_XATTRS {
         if let Some(value) = value(from, name) {
             rustix::fs::fsetxattr(to, name, &value, XattrFlags::empty()).step("mark", path)?;
         }
@@ -135,7 +135,7 @@ fn marks(from: &impl AsFd, to: &impl AsFd, path: &TreePath) -> Outcome<()> {
 }
 
 /// Before the mode is set, since a change of owner takes bits from it.
-fn owner(fd: &impl AsFd, stat: &Stat) -> rustix::io::Result<()> {
+fn set_owner(fd: &impl AsFd, stat: &Stat) -> rustix::io::Result<()> {
     rustix::fs::fchown(fd, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))
 }
 
@@ -146,7 +146,7 @@ fn permissions(stat: &Stat) -> Mode {
 /// Makes a directory's mode and owner those of another.
 pub(crate) fn resemble(dir: &OwnedFd, other: &Stat) -> rustix::io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        owner(dir, other)?;
+        set_owner(dir, other)?;
     }
     rustix::fs::fchmod(dir, Mode::from_raw_mode(other.st_mode & 0o7777 | 0o700))
 }

@@ -13,7 +13,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::path::TreePath;
-use crate::table::{GIT, HARMLESS, Match, RULES, Rule, SHORT, UNKNOWN, within_git};
+use crate::table::{GIT_REASON, HARMLESS_DOTFILES, Match, HELD_NAME_RULES, Rule, SHORT_NAME_REASON, UNKNOWN_DOTFILE_REASON, within_git};
 use crate::tree::Tree;
 
 /// Why a change is held back.
@@ -75,7 +75,7 @@ pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
         if name == b".git" {
             return within_git(rest);
         }
-        RULES.iter().find(|rule| applies(&rule.matches, name, rest)).map(|rule| rule.reason)
+        HELD_NAME_RULES.iter().find(|rule| applies(&rule.matches, name, rest)).map(|rule| rule.reason)
     })
 }
 
@@ -84,11 +84,11 @@ pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
 fn by_unlisted_name(name: &[u8]) -> Option<&'static str> {
     let folded = folded(name);
     let dotted = name.starts_with(b".") || folded.starts_with(b".");
-    let harmless = HARMLESS.iter().any(|known| known.as_bytes() == folded) || folded == b".git";
+    let harmless = HARMLESS_DOTFILES.iter().any(|known| known.as_bytes() == folded) || folded == b".git";
     if dotted && !harmless {
-        return Some(UNKNOWN);
+        return Some(UNKNOWN_DOTFILE_REASON);
     }
-    is_short_name(&folded).then_some(SHORT)
+    is_short_name(&folded).then_some(SHORT_NAME_REASON)
 }
 
 /// Whether a name has the form in which FAT and NTFS abbreviate longer ones: `GIT~1` opens `.git`.
@@ -121,14 +121,14 @@ fn is_ignorable(c: char) -> bool {
 /// could stand for one of another name.
 pub(crate) fn by_what_is_in_it(path: &TreePath) -> Option<&'static str> {
     if in_git(path) {
-        return Some(GIT);
+        return Some(GIT_REASON);
     }
     let name = folded(path.split()?.1);
     let holds = |rule: &&Rule| match rule.matches {
         Match::Below(dir, _) => name == dir.as_bytes(),
         Match::Name(_) | Match::Begins(_) | Match::Ends(_) => false,
     };
-    RULES.iter().find(holds).map(|rule| rule.reason)
+    HELD_NAME_RULES.iter().find(holds).map(|rule| rule.reason)
 }
 
 /// Whether a path lies in a repository's own directory.
@@ -307,9 +307,9 @@ mod tests {
     proptest! {
         #[test]
         fn a_held_name_is_held_wherever_it_is_and_however_it_is_written(
-            rule in 0..RULES.len(), above in "[a-z]{0,5}", below in "[a-z]{0,5}", flips in any::<u64>()
+            rule in 0..HELD_NAME_RULES.len(), above in "[a-z]{0,5}", below in "[a-z]{0,5}", flips in any::<u64>()
         ) {
-            let name = match RULES[rule].matches {
+            let name = match HELD_NAME_RULES[rule].matches {
                 Match::Name(name) => name.to_owned(),
                 Match::Begins(start) => format!("{start}x"),
                 Match::Ends(end) => format!("x{end}"),

@@ -72,8 +72,8 @@ pub(crate) fn is_redirected(dir: &impl AsFd) -> bool {
     attribute(dir, "redirect").is_some()
 }
 
-/// The attributes in which the overlay keeps what it knows.
-pub(crate) const ATTRIBUTES: [&str; 4] = [
+/// Extended attributes in which the overlay keeps its state.
+pub(crate) const OVERLAY_XATTRS: [&str; 4] = [
     "user.overlay.opaque",
     "user.overlay.origin",
     "trusted.overlay.opaque",
@@ -107,9 +107,9 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// What no entry is the same as.
-    const UNKNOWN: Self =
-        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: Stamp::NEVER };
+    /// Copy that no entry is equal to.
+    const UNKNOWN_COPY: Self =
+        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: Stamp::DISTANT_PAST };
 
     pub(crate) fn new(stat: &Stat) -> Self {
         Self {
@@ -161,7 +161,7 @@ impl Index {
 
     /// Takes note of a path that is beneath too, but is not what was copied.
     pub(crate) fn know(&mut self, path: &TreePath) {
-        self.0.insert(path.clone(), Copied::UNKNOWN);
+        self.0.insert(path.clone(), Copied::UNKNOWN_COPY);
     }
 
     pub(crate) fn get(&self, path: &TreePath) -> Option<&Copied> {

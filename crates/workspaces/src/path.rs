@@ -15,8 +15,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use stockade_core::{WORKSPACE_ROOT, is_unsafe_to_show};
 
-/// The longest path the kernel takes in one call.
-pub(crate) const LONGEST: usize = 4095;
+/// Longest path that the kernel takes in one call.
+pub(crate) const MAX_PATH_BYTES: usize = 4095;
 
 /// A path beneath a workspace's root. The empty one is the root itself.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl TreePath {
                 name => path = path.join(name),
             }
         }
-        if path.0.len() > LONGEST { wrong("is longer than 4095 bytes") } else { Ok(path) }
+        if path.0.len() > MAX_PATH_BYTES { wrong("is longer than 4095 bytes") } else { Ok(path) }
     }
 
     /// The path of a name in this directory. The name comes from the kernel, so it is a plain one.

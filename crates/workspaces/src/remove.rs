@@ -10,10 +10,10 @@ use rustix::io::{Errno, Result as SysResult};
 
 use crate::tree::names;
 
-/// How deep the stack goes before what is further down is moved up.
-const DEEPEST: usize = 128;
-/// Renames tried to find a free name for what is moved up.
-const NAMES: usize = 64;
+/// Recursion depth below which directories are moved up to the top.
+const MAX_RECURSION_DEPTH: usize = 128;
+/// Attempts to find a free name for a directory that is moved up.
+const MAX_RENAME_ATTEMPTS: usize = 64;
 
 /// Removes what has this name in a directory. Nothing there is no error.
 pub(crate) fn remove(dir: &impl AsFd, name: &[u8]) -> SysResult<()> {
@@ -24,12 +24,12 @@ pub(crate) fn remove(dir: &impl AsFd, name: &[u8]) -> SysResult<()> {
     }
     let Some(top) = enter(dir, name)? else { return Ok(()) };
     // What is nested too deeply lands beside the rest and is met again in the next round.
-    while descend(&top, &top, 0)? {}
-    gone(unlink(dir, name, AtFlags::REMOVEDIR))
+    while remove_contents(&top, &top, 0)? {}
+    ignore_missing(unlink(dir, name, AtFlags::REMOVEDIR))
 }
 
 /// Removes everything in a directory; says whether something was moved up meanwhile.
-fn descend(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> SysResult<bool> {
+fn remove_contents(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> SysResult<bool> {
     let mut moved = false;
     for name in names(dir)? {
         match unlink(dir, &name, AtFlags::empty()) {
@@ -37,20 +37,20 @@ fn descend(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> SysResult<bool> {
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(errno) => return Err(errno),
         }
-        if depth >= DEEPEST {
+        if depth >= MAX_RECURSION_DEPTH {
             move_up(top, dir, &name)?;
             moved = true;
             continue;
         }
         let Some(below) = enter(dir, &name)? else { continue };
-        moved |= descend(top, &below, depth + 1)?;
-        gone(unlink(dir, &name, AtFlags::REMOVEDIR))?;
+        moved |= remove_contents(top, &below, depth + 1)?;
+        ignore_missing(unlink(dir, &name, AtFlags::REMOVEDIR))?;
     }
     Ok(moved)
 }
 
 fn move_up(top: &OwnedFd, dir: &OwnedFd, name: &[u8]) -> SysResult<()> {
-    for attempt in 0..NAMES {
+    for attempt in 0..MAX_RENAME_ATTEMPTS {
         let free = format!(".deep-{attempt}-{}", stockade_engine::draft_name("d"));
         let flags = rustix::fs::RenameFlags::NOREPLACE;
         match rustix::fs::renameat_with(dir, OsStr::from_bytes(name), top, free.as_str(), flags) {
@@ -98,7 +98,7 @@ fn unlink(dir: &impl AsFd, name: &[u8], flags: AtFlags) -> SysResult<()> {
     rustix::fs::unlinkat(dir, OsStr::from_bytes(name), flags)
 }
 
-fn gone(result: SysResult<()>) -> SysResult<()> {
+fn ignore_missing(result: SysResult<()>) -> SysResult<()> {
     match result {
         Err(Errno::NOENT) => Ok(()),
         other => other,

@@ -20,11 +20,11 @@ use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::Tree;
 use crate::whole::{self, Survives};
 
-const MANIFEST: &str = "manifest.json";
-/// Locked by every process that has the workspace, and freed by its end, however that comes.
-const OWNER: &str = "owner";
-/// A janitor may remove a directory that it catches before its maker has locked it.
-const ATTEMPTS: usize = 8;
+const MANIFEST_FILE: &str = "manifest.json";
+/// Lock file that every process holds which has the workspace; the kernel frees it when the process ends.
+const OWNER_LOCK_FILE: &str = "owner";
+/// Attempts to create a directory: a janitor may remove one that its maker has not locked yet.
+const MAX_CREATE_ATTEMPTS: usize = 8;
 
 /// What is known about a workspace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub(crate) struct Entry {
 impl Store {
     /// A new directory, or the one that is there, locked.
     pub(crate) fn enter_or_make(&self, id: &WorkspaceId) -> Outcome<Entry> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_CREATE_ATTEMPTS {
             match rustix::fs::mkdirat(&self.0, id.as_str(), Mode::from_raw_mode(0o700)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno).step("make", self.path(id).display()),
@@ -157,7 +157,7 @@ impl Store {
 
 impl Entry {
     pub(crate) fn manifest(&self, id: &WorkspaceId) -> Outcome<Manifest> {
-        let path = self.path.join(MANIFEST);
+        let path = self.path.join(MANIFEST_FILE);
         let bytes = match std::fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Fault::Unknown(id.clone()));
@@ -174,7 +174,7 @@ impl Entry {
     /// loss of power.
     pub(crate) fn save(&self, manifest: &Manifest) -> Outcome<()> {
         let survives = if manifest.released { Survives::Power } else { Survives::Process };
-        whole::write(&self.path.join(MANIFEST), manifest, survives)
+        whole::write(&self.path.join(MANIFEST_FILE), manifest, survives)
     }
 
     /// Says that this process has the workspace, until the lock is dropped. Comes before the manifest:
@@ -194,7 +194,7 @@ impl Entry {
 
     fn owner(&self, create: OFlags) -> rustix::io::Result<std::fs::File> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
-        let path = self.path.join(OWNER);
+        let path = self.path.join(OWNER_LOCK_FILE);
         Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?.into())
     }
 

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::path::TreePath;
 
-/// How often to ask again when the kernel could not decide because something was being moved.
-const TRIES: usize = 64;
+/// Attempts of one system call: the kernel cannot decide while something is being moved.
+const MAX_OPEN_ATTEMPTS: usize = 64;
 
-/// The most entries of one directory that are looked at.
-pub(crate) const WIDEST: usize = 4_000_000;
+/// Upper bound of the entries of one directory that are listed.
+pub(crate) const MAX_DIR_ENTRIES: usize = 4_000_000;
 
-const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+const BENEATH_FLAGS: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
@@ -66,7 +66,7 @@ impl Tree {
     pub(crate) fn open(path: &Path) -> SysResult<Self> {
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = again(|| rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve))?;
+        let fd = retry_open(|| rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve))?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
@@ -82,7 +82,7 @@ impl Tree {
     fn resolve(&self, path: &TreePath, flags: OFlags) -> SysResult<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
         let name: &Path = if path.is_root() { Path::new(".") } else { path.as_path() };
-        again(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), BENEATH))
+        retry_open(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), BENEATH_FLAGS))
     }
 
     /// Opens a directory, to list it and to reach what is in it.
@@ -132,7 +132,7 @@ impl Tree {
         let path = [b"./", dir.as_bytes(), b"/", target].concat();
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let name = OsStr::from_bytes(&path);
-        let led = again(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), within));
+        let led = retry_open(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), within));
         matches!(led, Err(Errno::XDEV | Errno::LOOP))
     }
 
@@ -162,7 +162,7 @@ pub(crate) fn names(dir: &impl AsFd) -> SysResult<Vec<Vec<u8>>> {
         if name != b"." && name != b".." {
             names.push(name);
         }
-        if names.len() > WIDEST {
+        if names.len() > MAX_DIR_ENTRIES {
             return Err(Errno::TOOBIG);
         }
     }
@@ -179,9 +179,9 @@ pub(crate) fn stat_at(dir: &impl AsFd, name: &[u8]) -> SysResult<Option<Stat>> {
     }
 }
 
-fn again<T>(mut attempt: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+fn retry_open<T>(mut attempt: impl FnMut() -> SysResult<T>) -> SysResult<T> {
     let mut result = attempt();
-    for _ in 1..TRIES {
+    for _ in 1..MAX_OPEN_ATTEMPTS {
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }

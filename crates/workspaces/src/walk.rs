@@ -9,8 +9,8 @@ use crate::fault::{Fault, Outcome, Step};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree, names, stat_at};
 
-/// The most entries that are visited.
-pub(crate) const MOST: usize = 8_000_000;
+/// Entries up to which a tree is visited.
+pub(crate) const MAX_VISITED_ENTRIES: usize = 8_000_000;
 
 /// Visits everything beneath a directory; one that cannot be opened is an error.
 pub(crate) fn visit(
@@ -57,8 +57,8 @@ pub(crate) fn visit_open(
         for (name, stat) in entries {
             let child = path.join(&name);
             visited += 1;
-            if visited > MOST {
-                return Err(Fault::TooMany { what: "the tree", most: MOST });
+            if visited > MAX_VISITED_ENTRIES {
+                return Err(Fault::TooMany { what: "the tree", most: MAX_VISITED_ENTRIES });
             }
             each(&child, &stat)?;
             if NodeKind::of(&stat) == NodeKind::Directory {

@@ -62,18 +62,18 @@ struct Opened {
 impl Workspaces {
     /// Opens the workspaces of a state directory, and ends what processes that died left half done.
     pub fn open(dir: impl AsRef<Path>, journal: JournalOptions) -> Result<Self> {
-        const OPEN: &str = "open the workspaces";
+        const OPEN_OPERATION: &str = "open the workspaces";
         let state = StateDir::open(dir)?;
         // The trees in it are reached without following any link, those above it included.
         let real = state.path().canonicalize().step("find", state.path().display());
-        let state = StateDir::open(real.map_err(|fault| fault.during(OPEN))?)?;
+        let state = StateDir::open(real.map_err(|fault| fault.during(OPEN_OPERATION))?)?;
         let store = Store(state.subdirectory("workspaces")?);
         let stores = state.subdirectory("git")?;
         let journal = Journal::open(&state, journal)?;
         let opened = Self(Arc::new(Inner { store, stores, journal, owned: Owned::default() }));
-        opened.0.store.tidy().map_err(|fault| fault.during(OPEN))?;
+        opened.0.store.tidy().map_err(|fault| fault.during(OPEN_OPERATION))?;
         opened.recover()?;
-        opened.let_go_of_the_dead().map_err(|fault| fault.during(OPEN))?;
+        opened.let_go_of_the_dead().map_err(|fault| fault.during(OPEN_OPERATION))?;
         Ok(opened)
     }
 
@@ -85,15 +85,15 @@ impl Workspaces {
     /// Ends every `apply` that was cut off: its tree is brought back to what it was before, unless
     /// all was done. One that another process is at is passed over.
     pub fn recover(&self) -> Result<Vec<Recovery>> {
-        const RECOVER: &str = "recover";
+        const RECOVER_OPERATION: &str = "recover";
         let store = &self.0.store;
         let mut recovered = Vec::new();
-        for id in store.ids().map_err(|fault| fault.during(RECOVER))? {
+        for id in store.ids().map_err(|fault| fault.during(RECOVER_OPERATION))? {
             if !store.0.path_of(id.as_str()).join("intent.json").exists() {
                 continue;
             }
             let Ok(entry) = store.enter(&id, Sharing::Exclusive) else { continue };
-            let outcome = apply::recover(&entry.ledger()).map_err(|fault| fault.during(RECOVER));
+            let outcome = apply::recover(&entry.ledger()).map_err(|fault| fault.during(RECOVER_OPERATION));
             recovered.push(Recovery { workspace: id, outcome });
         }
         Ok(recovered)
@@ -244,21 +244,21 @@ impl Workspaces {
 
     /// A second workspace that begins where this one stands.
     pub fn fork(&self, id: &WorkspaceId) -> Result<Workspace> {
-        const FORK: &str = "fork";
+        const FORK_OPERATION: &str = "fork";
         let made = self
             .opened(id, Sharing::Shared)
             .and_then(|at| acquire::fork(&self.0.store, &at.entry, &at.manifest));
-        self.handed_out(made.map_err(|fault| fault.during(FORK))?, FORK)
+        self.handed_out(made.map_err(|fault| fault.during(FORK_OPERATION))?, FORK_OPERATION)
     }
 
     /// How much an ephemeral workspace's own directory holds. More than it may is an error.
     pub fn measure(&self, id: &WorkspaceId) -> Result<Bytes> {
-        const MEASURE: &str = "measure the workspace";
-        let measured = self.measured(id).map_err(|fault| fault.during(MEASURE))?;
+        const MEASURE_OPERATION: &str = "measure the workspace";
+        let measured = self.measured(id).map_err(|fault| fault.during(MEASURE_OPERATION))?;
         match measured {
             (held, Some(most)) if held > most => {
                 let message = format!("the workspace holds {held} of at most {most}");
-                Err(Error::new(ErrorCode::TooLarge, MEASURE, message).remedy("remove something"))
+                Err(Error::new(ErrorCode::TooLarge, MEASURE_OPERATION, message).remedy("remove something"))
             }
             (held, _) => Ok(held),
         }
@@ -317,13 +317,13 @@ impl Workspaces {
     }
 
     fn acquired(&self, request: Request) -> Result<Workspace> {
-        const ACQUIRE: &str = "acquire the workspace";
+        const ACQUIRE_OPERATION: &str = "acquire the workspace";
         if let Hint::Git { .. } = &request.hint {
             // What cannot be removed is no reason not to work.
             let _ = self.prune(LONG_UNUSED);
         }
         let made = acquire::make(&self.0.store, &self.0.stores, request);
-        self.handed_out(made.map_err(|fault| fault.during(ACQUIRE))?, ACQUIRE)
+        self.handed_out(made.map_err(|fault| fault.during(ACQUIRE_OPERATION))?, ACQUIRE_OPERATION)
     }
 
     /// Records a workspace and hands it out. What cannot be recorded is not handed out.

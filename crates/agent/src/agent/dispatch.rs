@@ -6,7 +6,7 @@ use super::link::Stop;
 use super::{Agent, channel};
 use crate::protocol::{
     FileErrorKind, FileRequest, Hello, MAX_CHANNELS, MAX_FRAME, Spawn, StartKind, Stream, ToAgent,
-    VERSION, split_frame,
+    PROTOCOL_VERSION, split_frame,
 };
 
 /// The highest signal number there is.
@@ -69,7 +69,7 @@ impl Agent {
     }
 
     fn greet(&mut self, hello: Hello) -> Result<(), Stop> {
-        let fits = hello.version == VERSION && hello.max_frame as usize >= MAX_FRAME;
+        let fits = hello.version == PROTOCOL_VERSION && hello.max_frame as usize >= MAX_FRAME;
         if self.greeted || !fits {
             return Err(Stop::Broken);
         }

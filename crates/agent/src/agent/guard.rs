@@ -8,26 +8,26 @@
 use libc::{c_long, sock_filter};
 
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xC000_003E;
+const AUDIT_ARCH: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xC000_00B7;
+const AUDIT_ARCH: u32 = 0xC000_00B7;
 /// Numbers from here on belong to another way into the same kernel.
 const FOREIGN_ABI: u32 = 0x4000_0000;
 
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
+const NR_OFFSET: u32 = 0;
+const ARCH_OFFSET: u32 = 4;
 
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
-const ANY_OF: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+const OP_LD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const OP_JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const OP_JGE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const OP_JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const OP_RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// To run as the owner or the group, whoever runs it.
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
-/// What makes opening a file look at the mode.
-const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
-const NAMESPACES: u32 = (libc::CLONE_NEWNS
+/// Flags with which opening a file looks at the mode.
+const CREATE_FLAGS: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
+const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWIPC
@@ -47,13 +47,13 @@ enum Rule {
 
 use Rule::{Opens, Refuse, Without};
 
-const RULES: &[(c_long, Rule)] = &[
+const SYSCALL_RULES: &[(c_long, Rule)] = &[
     (libc::SYS_openat2, Refuse(libc::ENOSYS)),
     (libc::SYS_io_setup, Refuse(libc::ENOSYS)),
     (libc::SYS_clone3, Refuse(libc::ENOSYS)),
     (libc::SYS_unshare, Refuse(libc::EPERM)),
     (libc::SYS_setns, Refuse(libc::EPERM)),
-    (libc::SYS_clone, Without(0, NAMESPACES)),
+    (libc::SYS_clone, Without(0, NAMESPACE_FLAGS)),
     (libc::SYS_fchmod, Without(1, SET_ID)),
     (libc::SYS_fchmodat, Without(2, SET_ID)),
     (libc::SYS_fchmodat2, Without(2, SET_ID)),
@@ -63,7 +63,7 @@ const RULES: &[(c_long, Rule)] = &[
 
 /// The older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-const RULES_HERE: &[(c_long, Rule)] = &[
+const ARCH_SYSCALL_RULES: &[(c_long, Rule)] = &[
     (libc::SYS_chmod, Without(1, SET_ID)),
     (libc::SYS_mknod, Without(1, SET_ID)),
     (libc::SYS_creat, Without(1, SET_ID)),
@@ -71,7 +71,7 @@ const RULES_HERE: &[(c_long, Rule)] = &[
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-const RULES_HERE: &[(c_long, Rule)] = &[];
+const ARCH_SYSCALL_RULES: &[(c_long, Rule)] = &[];
 
 /// The filter, made once: nothing can be allocated between the fork and the program.
 pub struct Guard(Vec<sock_filter>);
@@ -90,33 +90,33 @@ impl Guard {
 
 fn program() -> Vec<sock_filter> {
     let mut program = vec![
-        load(ARCH),
-        test(EQUAL, ARCHITECTURE, 1, 0),
+        load(ARCH_OFFSET),
+        test(OP_JEQ, AUDIT_ARCH, 1, 0),
         give(libc::SECCOMP_RET_KILL_PROCESS),
-        load(NUMBER),
-        test(AT_LEAST, FOREIGN_ABI, 0, 1),
+        load(NR_OFFSET),
+        test(OP_JGE, FOREIGN_ABI, 0, 1),
         give(libc::SECCOMP_RET_KILL_PROCESS),
     ];
-    for (call, rule) in RULES.iter().chain(RULES_HERE) {
-        let code = look(*rule);
-        program.push(test(EQUAL, *call as u32, 0, code.len() as u8));
+    for (call, rule) in SYSCALL_RULES.iter().chain(ARCH_SYSCALL_RULES) {
+        let code = compile_rule(*rule);
+        program.push(test(OP_JEQ, *call as u32, 0, code.len() as u8));
         program.extend(code);
     }
     program.push(allow());
     program
 }
 
-fn look(rule: Rule) -> Vec<sock_filter> {
+fn compile_rule(rule: Rule) -> Vec<sock_filter> {
     match rule {
         Refuse(errno) => vec![refuse(errno)],
         Without(index, bits) => {
-            vec![load(argument(index)), test(ANY_OF, bits, 1, 0), allow(), refuse(libc::EPERM)]
+            vec![load(argument(index)), test(OP_JSET, bits, 1, 0), allow(), refuse(libc::EPERM)]
         }
         Opens(flags) => vec![
             load(argument(flags)),
-            test(ANY_OF, CREATES, 0, 2),
+            test(OP_JSET, CREATE_FLAGS, 0, 2),
             load(argument(flags + 1)),
-            test(ANY_OF, SET_ID, 1, 0),
+            test(OP_JSET, SET_ID, 1, 0),
             allow(),
             refuse(libc::EPERM),
         ],
@@ -129,7 +129,7 @@ fn argument(index: u32) -> u32 {
 }
 
 fn load(offset: u32) -> sock_filter {
-    sock_filter { code: LOAD, jt: 0, jf: 0, k: offset }
+    sock_filter { code: OP_LD, jt: 0, jf: 0, k: offset }
 }
 
 fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
@@ -137,7 +137,7 @@ fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
 }
 
 fn give(answer: u32) -> sock_filter {
-    sock_filter { code: RETURN, jt: 0, jf: 0, k: answer }
+    sock_filter { code: OP_RET, jt: 0, jf: 0, k: answer }
 }
 
 fn allow() -> sock_filter {

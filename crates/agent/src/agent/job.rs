@@ -14,7 +14,7 @@ use super::link::Link;
 use super::run::{output_pipe, unblock};
 use super::streams::{Feed, Tap};
 use super::sys::{self, Fork};
-use crate::protocol::{FileRequest, FromAgent, HEADER, MAX_FRAME, Stream};
+use crate::protocol::{FileRequest, FromAgent, HEADER_BYTES, MAX_FRAME, Stream};
 
 /// One worker.
 pub struct Job {
@@ -42,7 +42,7 @@ impl Job {
         let over = self.worker.is_none() && drained;
         if over {
             let frame = read_all(&self.report);
-            match frame.get(HEADER..).map(FromAgent::decode) {
+            match frame.get(HEADER_BYTES..).map(FromAgent::decode) {
                 Some(Ok(failure)) => link.send(&failure),
                 Some(Err(_)) | None if self.status != 0 => link.send(&cut_short(number)),
                 Some(Err(_)) | None => link.send(&FromAgent::FileDone(number)),
@@ -59,7 +59,7 @@ fn cut_short(number: u32) -> FromAgent<'static> {
 
 /// What the worker left in the pipe: it is gone, so this is all there is.
 fn read_all(report: &OwnedFd) -> Vec<u8> {
-    let mut frame = vec![0; HEADER + MAX_FRAME];
+    let mut frame = vec![0; HEADER_BYTES + MAX_FRAME];
     let length = rustix::io::read(report, &mut frame[..]).unwrap_or(0);
     frame.truncate(length);
     frame

@@ -23,17 +23,17 @@ pub enum Report {
     Exited(i32, u64, u64),
 }
 
-/// Every report has this many bytes, so that it is written and read whole.
-pub const REPORT: usize = 24;
+/// The size of every report, so that it is written and read whole.
+pub const REPORT_BYTES: usize = 24;
 
 impl Report {
-    pub fn encode(self) -> [u8; REPORT] {
+    pub fn encode(self) -> [u8; REPORT_BYTES] {
         let (kind, step, number, cpu, peak) = match self {
             Self::Started(pid) => (1, 0, pid, 0, 0),
             Self::Failed(step, errno) => (2, step as u8, errno, 0, 0),
             Self::Exited(status, cpu, peak) => (3, 0, status, cpu, peak),
         };
-        let mut bytes = [0; REPORT];
+        let mut bytes = [0; REPORT_BYTES];
         bytes[0] = kind;
         bytes[1] = step;
         bytes[4..8].copy_from_slice(&i32::to_le_bytes(number));
@@ -42,7 +42,7 @@ impl Report {
         bytes
     }
 
-    pub fn decode(bytes: &[u8; REPORT]) -> Option<Self> {
+    pub fn decode(bytes: &[u8; REPORT_BYTES]) -> Option<Self> {
         let long = |at| bytes[at..].first_chunk().map(|part| u64::from_le_bytes(*part));
         let number = i32::from_le_bytes(*bytes[4..].first_chunk()?);
         match bytes[0] {
@@ -71,7 +71,7 @@ impl Keeper<'_> {
         let code = match self.settle_in() {
             Ok(()) => self.keep(),
             Err(error) => {
-                say(&self.report, Report::Failed(Step::Fork, error.raw_os_error()));
+                send_report(&self.report, Report::Failed(Step::Fork, error.raw_os_error()));
                 0
             }
         };
@@ -98,12 +98,12 @@ impl Keeper<'_> {
     fn keep(self) -> i32 {
         let report = match self.start() {
             Ok((pid, report)) => {
-                say(&report, Report::Started(pid));
-                tend(pid, &report);
+                send_report(&report, Report::Started(pid));
+                reap_children(pid, &report);
                 report
             }
             Err((report, step, errno)) => {
-                say(&report, Report::Failed(step, errno));
+                send_report(&report, Report::Failed(step, errno));
                 report
             }
         };
@@ -142,18 +142,18 @@ fn die_with(parent: Pid) -> rustix::io::Result<()> {
 }
 
 /// Reaps everybody, and reports the program's end as soon as it comes.
-fn tend(program: i32, report: &OwnedFd) {
+fn reap_children(program: i32, report: &OwnedFd) {
     while let Ok(reaped) = sys::reap(true) {
         if let Some((pid, status)) = reaped
             && pid == program
         {
             let (cpu, peak) = sys::usage_of_children();
-            say(report, Report::Exited(status, cpu, peak));
+            send_report(report, Report::Exited(status, cpu, peak));
         }
     }
 }
 
 /// One write: shorter than what a pipe takes whole. If the agent is gone, nobody needs to know.
-fn say(to: &OwnedFd, report: Report) {
+fn send_report(to: &OwnedFd, report: Report) {
     let _ = write(to, &report.encode());
 }

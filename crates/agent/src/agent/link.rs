@@ -11,10 +11,11 @@ use super::sys;
 
 use crate::protocol::{DecodeError, FromAgent, MAX_DATA, MAX_FRAME, Stream, TooLong, put_output};
 
-/// While more than this is waiting to be sent, nothing is read from anywhere.
-const ENOUGH: usize = 512 * 1024;
+/// The high-water mark of the outbox: while more is waiting to be sent, nothing is read from
+/// anywhere.
+const HIGH_WATER_BYTES: usize = 512 * 1024;
 /// How much is read from the pipe at once.
-const PIECE: usize = 64 * 1024;
+const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Why the agent ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +64,7 @@ impl Link {
 
     /// Whether more may be queued.
     pub fn has_room(&self) -> bool {
-        self.outbox.len() - self.sent < ENOUGH
+        self.outbox.len() - self.sent < HIGH_WATER_BYTES
     }
 
     /// Whether something waits to be sent.
@@ -103,8 +104,8 @@ impl Link {
     /// Reads once. Returns the socket that is to take this one's place, if that is what came.
     pub fn fill(&mut self) -> Result<Option<OwnedFd>, Stop> {
         let read = match self.is_one {
-            true => sys::receive_more(&self.input, &mut self.inbox, PIECE),
-            false => sys::read_more(&self.input, &mut self.inbox, PIECE).map(|count| (count, None)),
+            true => sys::receive_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES),
+            false => sys::read_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES).map(|count| (count, None)),
         };
         match read {
             Ok((0, None)) => Err(Stop::Closed),
@@ -116,7 +117,7 @@ impl Link {
 
     /// Whether reading more would be of use: a whole frame always fits.
     pub fn wants_input(&self) -> bool {
-        self.has_room() && self.inbox.len() <= MAX_FRAME + PIECE
+        self.has_room() && self.inbox.len() <= MAX_FRAME + READ_CHUNK_BYTES
     }
 
     /// Takes the bytes that arrived, to be looked at while the link is in use.

@@ -12,8 +12,8 @@ use super::link::Stop;
 use super::run::Phase;
 use super::{Agent, sys, tree};
 
-/// How long to wait before looking again for processes that are being killed.
-const BETWEEN_HUNTS: Duration = Duration::from_millis(5);
+/// Interval between searches for processes that are being killed.
+const KILL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Something that can happen.
 #[derive(Debug, Clone, Copy)]
@@ -186,7 +186,7 @@ impl Agent {
                 run.hunt();
             }
         }
-        self.next_hunt = Some(Instant::now() + BETWEEN_HUNTS);
+        self.next_hunt = Some(Instant::now() + KILL_POLL_INTERVAL);
     }
 
     /// Tells the ends that can be told and forgets the channels that are over.

@@ -9,7 +9,7 @@ use super::channel::{Channel, Work};
 use super::link::{Link, Stop};
 use super::run::Phase;
 use super::streams::Tap;
-use crate::protocol::{End, FromAgent, Hello, MAX_FRAME, VERSION};
+use crate::protocol::{End, FromAgent, Hello, MAX_FRAME, PROTOCOL_VERSION};
 
 impl Agent {
     /// Goes on by this socket. Nothing is sent of any program before it is known which are wanted.
@@ -69,7 +69,7 @@ impl Agent {
 
     /// The first word to whoever is on the other side.
     pub fn greet_first(&mut self) {
-        let hello = Hello { version: VERSION, max_frame: MAX_FRAME as u32 };
+        let hello = Hello { version: PROTOCOL_VERSION, max_frame: MAX_FRAME as u32 };
         self.link.send(&FromAgent::Hello(hello));
     }
 }

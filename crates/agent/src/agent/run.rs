@@ -8,7 +8,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::apart::Apart;
 use super::channel::{Channel, Work};
-use super::keeper::{Keeper, REPORT, Report};
+use super::keeper::{Keeper, REPORT_BYTES, Report};
 use super::link::Link;
 use super::program::{Image, Stdio};
 use super::start::null;
@@ -19,8 +19,8 @@ use crate::protocol::{End, FromAgent, Size, Spawn, StartKind, Stream};
 
 /// Room for this much output before the writer waits: fewer, larger moves.
 const PIPE_SIZE: usize = 256 * 1024;
-/// The most of a name that is repeated in a sentence about it.
-const QUOTED: usize = 4096;
+/// The most of a name that is repeated in a message about it.
+const MAX_QUOTED_BYTES: usize = 4096;
 
 /// One execution.
 pub struct Run {
@@ -76,8 +76,8 @@ impl Run {
 
     /// Deals with what the keeper said since the last time.
     pub fn hear(&mut self, number: u32, link: &mut Link) {
-        let mut bytes = [0; REPORT];
-        while let Ok(REPORT) = rustix::io::read(&self.report, &mut bytes) {
+        let mut bytes = [0; REPORT_BYTES];
+        while let Ok(REPORT_BYTES) = rustix::io::read(&self.report, &mut bytes) {
             match Report::decode(&bytes) {
                 Some(Report::Started(pid)) => {
                     link.send(&FromAgent::Started(number, pid.unsigned_abs()));
@@ -208,7 +208,7 @@ impl Agent {
 }
 
 fn quoted(text: &str) -> String {
-    text[..text.floor_char_boundary(QUOTED)].to_owned()
+    text[..text.floor_char_boundary(MAX_QUOTED_BYTES)].to_owned()
 }
 
 fn open_streams(spawn: &Spawn<'_>) -> io::Result<(Stdio, Ours)> {

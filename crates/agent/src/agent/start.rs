@@ -17,15 +17,15 @@ use super::scope::Scope;
 use super::{Agent, sys};
 
 /// The argument which says that a Landlock domain takes the place of a pid namespace.
-const SCOPED: &str = "--scoped";
+const SCOPED_ARGUMENT: &str = "--scoped";
 
 /// The argument which says that orphans fall to the first process alone, and to no keeper.
-const APART: &str = "--apart";
+const APART_ARGUMENT: &str = "--apart";
 
 /// Makes everything ready and says hello.
 pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
     let mut first = args.next();
-    let (scoped, apart) = (first.as_deref() == Some(SCOPED), first.as_deref() == Some(APART));
+    let (scoped, apart) = (first.as_deref() == Some(SCOPED_ARGUMENT), first.as_deref() == Some(APART_ARGUMENT));
     if scoped || apart {
         first = args.next();
     }
@@ -85,7 +85,7 @@ fn open_pipe(text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
     let (input, output) = text.split_once(',').unwrap_or((text, text));
     let number = |text: &str| text.parse::<RawFd>().map_err(|_| io::ErrorKind::InvalidInput);
     let (input, output) = (number(input)?, number(output)?);
-    let pipe = (take(input)?, take(output)?);
+    let pipe = (adopt_pipe_fd(input)?, adopt_pipe_fd(output)?);
     release(input)?;
     if output != input {
         release(output)?;
@@ -95,7 +95,7 @@ fn open_pipe(text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// A copy above the standard descriptors that neither blocks nor survives `exec`.
-fn take(number: RawFd) -> io::Result<OwnedFd> {
+fn adopt_pipe_fd(number: RawFd) -> io::Result<OwnedFd> {
     let inherited = sys::adopt(number)?;
     let copy = rustix::io::fcntl_dupfd_cloexec(&inherited, 3);
     // Not dropped here: both directions may share the number.

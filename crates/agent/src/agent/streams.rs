@@ -6,13 +6,13 @@ use std::os::fd::OwnedFd;
 use rustix::io::{Errno, write};
 
 use super::link::{Link, Stop};
-use crate::protocol::{MIN_CHARGE, Stream, WINDOW, charge};
+use crate::protocol::{MIN_CHARGE, Stream, WINDOW_BYTES, charge};
 
 /// What a terminal's line discipline takes for the end of input.
 const END_OF_INPUT: u8 = 4;
 
 /// What a terminal may hold back that it does not count yet.
-const HELD_BACK: u64 = 64 << 10;
+const TERMINAL_SLACK_BYTES: u64 = 64 << 10;
 
 /// One output stream on its way out.
 pub struct Tap {
@@ -38,7 +38,7 @@ impl Tap {
         Self {
             fd,
             stream,
-            credit: WINDOW,
+            credit: WINDOW_BYTES,
             last: None,
             hushed: false,
             unsent: 0,
@@ -92,7 +92,7 @@ impl Tap {
     /// More credit than was ever given out breaks the protocol.
     pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
         self.credit =
-            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW).ok_or(Stop::Broken)?;
+            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES).ok_or(Stop::Broken)?;
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl Tap {
         }
         let Some(fd) = &self.fd else { return };
         if last && self.last.is_none() {
-            self.last = rustix::io::ioctl_fionread(fd).ok().map(|there| there + HELD_BACK);
+            self.last = rustix::io::ioctl_fionread(fd).ok().map(|there| there + TERMINAL_SLACK_BYTES);
         }
         let got = if self.muted || self.hushed {
             link.discard(fd)
@@ -155,7 +155,7 @@ pub struct Feed {
 impl Feed {
     pub fn new(fd: Option<OwnedFd>, terminal: bool) -> Self {
         let queue = VecDeque::new();
-        Self { fd, queue, credit: WINDOW, owed: 0, ending: false, terminal }
+        Self { fd, queue, credit: WINDOW_BYTES, owed: 0, ending: false, terminal }
     }
 
     /// The descriptor to wait for, while something waits to be written.
@@ -200,7 +200,7 @@ impl Feed {
         if self.ending && self.queue.is_empty() && !self.terminal {
             self.fd = None;
         }
-        (self.owed >= WINDOW / 4 && !self.ending).then(|| self.settle())
+        (self.owed >= WINDOW_BYTES / 4 && !self.ending).then(|| self.settle())
     }
 
     fn consume(&mut self, count: usize) {
@@ -217,7 +217,7 @@ impl Feed {
     /// Another side has come, which has no credit yet: what it is given first.
     pub fn start_over(&mut self) -> u32 {
         self.owed = 0;
-        self.credit = WINDOW.saturating_sub(self.queue.len() as u32);
+        self.credit = WINDOW_BYTES.saturating_sub(self.queue.len() as u32);
         self.credit
     }
 

@@ -57,8 +57,8 @@ pub fn fork_apart() -> io::Result<Fork> {
     }
 }
 
-/// Room for what a new process does before it becomes another program.
-const STACK: usize = 256 * 1024;
+/// The stack of a new process, for what it does before it becomes another program.
+const CHILD_STACK_BYTES: usize = 256 * 1024;
 
 /// Runs `body` in a new process that shares this one's memory, while this one is suspended until the
 /// new one has become another program or ended. Nothing is copied, so it is faster than [`fork`], and
@@ -70,7 +70,7 @@ pub fn fork_and_wait(mut body: &mut dyn FnMut()) -> io::Result<i32> {
         body();
         exit_now(127)
     }
-    let mut stack = vec![0u128; STACK / size_of::<u128>()];
+    let mut stack = vec![0u128; CHILD_STACK_BYTES / size_of::<u128>()];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let body = (&raw mut body).cast();
     // SAFETY: the stack is aligned, and alive until the call returns, when the new process has left
@@ -209,21 +209,21 @@ pub fn signal(pid: i32, number: i32) {
 }
 
 /// The signal by which the agent asks a keeper to signal everybody it keeps.
-const REQUEST: libc::c_int = libc::SIGUSR1;
+const REQUEST_SIGNAL: libc::c_int = libc::SIGUSR1;
 
 /// Keeps requests waiting until [`obey`]; inherited by every keeper.
 pub fn hold_requests() -> io::Result<()> {
     let mut set = no_signals();
     // SAFETY: the set is valid and outlives the call.
     check(unsafe {
-        libc::sigaddset(&mut set, REQUEST);
+        libc::sigaddset(&mut set, REQUEST_SIGNAL);
         libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut())
     })?;
     Ok(())
 }
 
-/// Whose requests are obeyed.
-static OBEYED: AtomicI32 = AtomicI32::new(0);
+/// The process whose requests are obeyed.
+static OBEYED_PID: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid record; a queued one has sender and value. Nothing is called
@@ -231,7 +231,7 @@ extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut 
     unsafe {
         let before = *libc::__errno_location();
         let queued = (*request).si_code == libc::SI_QUEUE;
-        if queued && (*request).si_pid() == OBEYED.load(Ordering::Relaxed) {
+        if queued && (*request).si_pid() == OBEYED_PID.load(Ordering::Relaxed) {
             libc::kill(-1, (*request).si_value().sival_ptr as libc::c_int);
         }
         *libc::__errno_location() = before;
@@ -240,16 +240,16 @@ extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut 
 
 /// Signals everybody in reach whenever `agent` asks for it. Only [`super::scope::Entered`] may call it.
 pub fn obey(agent: i32) -> io::Result<()> {
-    OBEYED.store(agent, Ordering::Relaxed);
+    OBEYED_PID.store(agent, Ordering::Relaxed);
     // SAFETY: all zeroes are a valid action, which is then filled; the handler keeps to what may be
     // done in one; the set is valid.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_request as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        check(libc::sigaction(REQUEST, &action, std::ptr::null_mut()))?;
+        check(libc::sigaction(REQUEST_SIGNAL, &action, std::ptr::null_mut()))?;
         let mut set = no_signals();
-        libc::sigaddset(&mut set, REQUEST);
+        libc::sigaddset(&mut set, REQUEST_SIGNAL);
         check(libc::sigprocmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()))?;
     }
     Ok(())
@@ -259,7 +259,7 @@ pub fn obey(agent: i32) -> io::Result<()> {
 pub fn request(keeper: i32, number: i32) {
     let value = libc::sigval { sival_ptr: number as usize as *mut libc::c_void };
     // SAFETY: plain numbers; the value is not used as a pointer.
-    unsafe { libc::sigqueue(keeper, REQUEST, value) };
+    unsafe { libc::sigqueue(keeper, REQUEST_SIGNAL, value) };
 }
 
 /// Keeps signals of this process and all it starts among themselves.

@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::sys;
 
-/// Looks in one go. Each finds at least one new process or is the last.
-const LOOKS: usize = 64;
-/// How long the agent tries to end everybody before it ends itself.
-const LAST_EFFORT: Duration = Duration::from_secs(5);
+/// Censuses in one go. Each finds at least one new process or is the last.
+const MAX_CENSUS_ROUNDS: usize = 64;
+/// How long the agent tries to end all its descendants before it ends itself.
+const KILL_ALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The processes that live now, by parent.
 struct Census(BTreeMap<i32, Vec<i32>>);
@@ -71,21 +71,21 @@ pub fn signal_descendants(of: i32, number: i32) {
 
 /// Stops, then kills every descendant of a process. Returns whether there were any.
 pub fn kill_descendants(of: i32) -> bool {
-    hunt(|census| census.descendants(of))
+    kill_processes(|census| census.descendants(of))
 }
 
 /// The same for the children of the agent that it did not start itself: what a killed keeper left.
 pub fn kill_strays(known: &BTreeSet<i32>) -> bool {
     let me = rustix::process::getpid().as_raw_nonzero().get();
-    hunt(|census| {
+    kill_processes(|census| {
         let strays = census.children(me).iter().filter(|pid| !known.contains(pid));
         strays.flat_map(|pid| [vec![*pid], census.descendants(*pid)].concat()).collect()
     })
 }
 
-fn hunt(prey: impl Fn(&Census) -> Vec<i32>) -> bool {
+fn kill_processes(prey: impl Fn(&Census) -> Vec<i32>) -> bool {
     let mut stopped = BTreeSet::new();
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_CENSUS_ROUNDS {
         let found = prey(&Census::take());
         let new: Vec<_> = found.into_iter().filter(|pid| !stopped.contains(pid)).collect();
         if new.is_empty() {
@@ -101,7 +101,7 @@ fn hunt(prey: impl Fn(&Census) -> Vec<i32>) -> bool {
 /// Ends everybody below the agent, where its own end would not: outside a pid namespace of its own.
 pub fn end_all_descendants(children: &OwnedFd) {
     let me = rustix::process::getpid().as_raw_nonzero().get();
-    let end = Instant::now() + LAST_EFFORT;
+    let end = Instant::now() + KILL_ALL_TIMEOUT;
     while Instant::now() < end {
         kill_descendants(me);
         loop {

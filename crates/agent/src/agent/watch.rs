@@ -10,11 +10,12 @@ use super::channel::{Channel, Work};
 use super::files::Failure;
 use super::link::{Link, Stop};
 use super::streams::{Feed, Tap};
-use crate::protocol::{FromAgent, Stream, WINDOW, WatchEvent, WatchKind, charge};
+use crate::protocol::{FromAgent, Stream, WINDOW_BYTES, WatchEvent, WatchKind, charge};
 
-/// Room for the kernel's events, and the most their records can take.
-const EVENTS: usize = 4096;
-const RECORDS: u32 = 4 * EVENTS as u32;
+/// The buffer for the kernel's events.
+const EVENT_BUFFER_BYTES: usize = 4096;
+/// The most that the records of one buffer of events can take.
+const MAX_RECORDS_BYTES: u32 = 4 * EVENT_BUFFER_BYTES as u32;
 
 /// One watch.
 pub struct Watch {
@@ -25,7 +26,7 @@ pub struct Watch {
 impl Watch {
     /// The descriptor to wait for, while events may be sent.
     pub fn waiting_fd(&self, link: &Link) -> Option<&OwnedFd> {
-        self.fd.as_ref().filter(|_| self.credit >= RECORDS && link.has_room())
+        self.fd.as_ref().filter(|_| self.credit >= MAX_RECORDS_BYTES && link.has_room())
     }
 
     pub fn is_over(&self) -> bool {
@@ -38,14 +39,14 @@ impl Watch {
 
     pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
         self.credit =
-            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW).ok_or(Stop::Broken)?;
+            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES).ok_or(Stop::Broken)?;
         Ok(())
     }
 
     /// Sends the events that one read yields.
     pub fn pump(&mut self, number: u32, link: &mut Link) {
         let Some(fd) = &self.fd else { return };
-        let mut buffer = [MaybeUninit::uninit(); EVENTS];
+        let mut buffer = [MaybeUninit::uninit(); EVENT_BUFFER_BYTES];
         let mut reader = inotify::Reader::new(fd, &mut buffer);
         let mut records = Vec::new();
         let mut gone = false;
@@ -93,7 +94,7 @@ impl Agent {
     pub fn start_watch(&mut self, number: u32, path: &str) {
         let message = match self.open_watch(path) {
             Ok(fd) => {
-                let watch = Watch { fd: Some(fd), credit: WINDOW };
+                let watch = Watch { fd: Some(fd), credit: WINDOW_BYTES };
                 let taps = [Tap::new(Stream::Stdout, None), Tap::new(Stream::Stderr, None)];
                 let feed = Feed::new(None, false);
                 self.channels.insert(number, Channel { taps, feed, work: Work::Watch(watch) });

@@ -12,12 +12,13 @@ use tokio::sync::Notify;
 
 use super::lane::{Kind, Lane};
 use super::outlet::{Outlet, Writer};
-use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, ToAgent, VERSION};
+use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, ToAgent, PROTOCOL_VERSION};
 
-/// While more than this waits to be sent, data waits with its sender.
-const ENOUGH: usize = 512 * 1024;
-/// Small messages never wait, so an agent that does not read is noticed here.
-const TOO_MUCH: usize = 8 * 1024 * 1024;
+/// The high-water mark of the outbox: while more is waiting to be sent, data waits with its sender.
+const HIGH_WATER_BYTES: usize = 512 * 1024;
+/// The most that may wait to be sent. Small messages never wait, so an agent that does not read is
+/// noticed here.
+const MAX_OUTBOX_BYTES: usize = 8 * 1024 * 1024;
 
 /// How long an agent that does not read may hold up a new request.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,7 +52,7 @@ pub fn too_slow(operation: &'static str) -> Error {
 }
 
 fn hello() -> ToAgent<'static> {
-    ToAgent::Hello(Hello { version: VERSION, max_frame: MAX_FRAME as u32 })
+    ToAgent::Hello(Hello { version: PROTOCOL_VERSION, max_frame: MAX_FRAME as u32 })
 }
 
 /// What one connection's tasks and handles share.
@@ -114,7 +115,7 @@ impl Hub {
         }
         // Those sent here are of fixed size, or cut to size before.
         let _ = message.encode(&mut core.outbox);
-        core.overfull |= core.outbox.len() > TOO_MUCH;
+        core.overfull |= core.outbox.len() > MAX_OUTBOX_BYTES;
         let overfull = core.overfull;
         drop(core);
         self.flush();
@@ -127,7 +128,7 @@ impl Hub {
     pub async fn room(&self) -> Result<(), Closed> {
         self.until(|core| match &core.closed {
             Some(closed) => Some(Err(closed.clone())),
-            None => (!core.renewing && core.outbox.len() < ENOUGH).then_some(Ok(())),
+            None => (!core.renewing && core.outbox.len() < HIGH_WATER_BYTES).then_some(Ok(())),
         })
         .await
     }
@@ -321,7 +322,7 @@ impl Hub {
         let mut core = self.core();
         std::mem::swap(batch, &mut core.outbox);
         drop(core);
-        if batch.len() >= ENOUGH {
+        if batch.len() >= HIGH_WATER_BYTES {
             self.changed.notify_waiters();
         }
     }

@@ -10,7 +10,7 @@ use stockade_core::{Entry, ErrorCode, Exit, ExitStatus, Signal};
 use tokio::sync::Notify;
 
 use super::hub::{Closed, Hub};
-use crate::protocol::{FileErrorKind, MAX_DATA, Stream, ToAgent, WINDOW, charge};
+use crate::protocol::{FileErrorKind, MAX_DATA, Stream, ToAgent, WINDOW_BYTES, charge};
 
 /// What a channel is for, and so what may arrive on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub struct State {
     pub finish: Option<Finish>,
 }
 
-fn at(stream: Stream) -> usize {
+fn stream_index(stream: Stream) -> usize {
     match stream {
         Stream::Stdout => 0,
         Stream::Stderr => 1,
@@ -89,9 +89,9 @@ impl Lane {
     pub fn new(kind: Kind) -> Self {
         let state = State {
             output: VecDeque::new(),
-            credit: [WINDOW; 2],
+            credit: [WINDOW_BYTES; 2],
             owed: [0; 2],
-            input: WINDOW,
+            input: WINDOW_BYTES,
             input_closed: false,
             unread: false,
             confirmed: false,
@@ -177,7 +177,7 @@ impl Lane {
                 return Err(Closed::broken("there was output where none may be"));
             }
             let cost = charge(data.len());
-            let credit = &mut state.credit[at(stream)];
+            let credit = &mut state.credit[stream_index(stream)];
             *credit =
                 credit.checked_sub(cost).ok_or_else(|| Closed::broken("output beyond credit"))?;
             if state.unread {
@@ -233,7 +233,7 @@ impl Lane {
                 of_it.fold(0u32, |sum, (_, data)| sum.saturating_add(charge(data.len())))
             };
             let room =
-                [Stream::Stdout, Stream::Stderr].map(|stream| WINDOW - waits(stream).min(WINDOW));
+                [Stream::Stdout, Stream::Stderr].map(|stream| WINDOW_BYTES - waits(stream).min(WINDOW_BYTES));
             (state.credit, state.owed, state.input) = (room, [0; 2], 0);
             [(Stream::Stdout, room[0]), (Stream::Stderr, room[1])]
         })
@@ -242,7 +242,7 @@ impl Lane {
     /// The agent takes more input.
     pub fn grant_input(&self, amount: u32) -> Result<(), Closed> {
         self.update(|state| {
-            let sum = state.input.checked_add(amount).filter(|sum| *sum <= WINDOW);
+            let sum = state.input.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES);
             state.input = sum.ok_or_else(|| Closed::broken("more credit than was ever given"))?;
             Ok(())
         })
@@ -287,13 +287,13 @@ impl Lane {
 impl State {
     /// Accounts for a piece that was read. Credit goes back in larger amounts than it is used.
     fn consume(&mut self, stream: Stream, data: &Bytes) -> Option<(Stream, u32)> {
-        let owed = &mut self.owed[at(stream)];
+        let owed = &mut self.owed[stream_index(stream)];
         *owed += charge(data.len());
-        if *owed < WINDOW / 4 || self.finish.is_some() {
+        if *owed < WINDOW_BYTES / 4 || self.finish.is_some() {
             return None;
         }
         let amount = std::mem::take(owed);
-        self.credit[at(stream)] += amount;
+        self.credit[stream_index(stream)] += amount;
         Some((stream, amount))
     }
 
@@ -301,14 +301,14 @@ impl State {
     fn abandon(&mut self) -> Option<[(Stream, u32); 2]> {
         self.unread = true;
         for (stream, data) in std::mem::take(&mut self.output) {
-            self.owed[at(stream)] += charge(data.len());
+            self.owed[stream_index(stream)] += charge(data.len());
         }
         if self.finish.is_some() {
             return None;
         }
         let mut give_back = |stream| {
-            let amount = std::mem::take(&mut self.owed[at(stream)]);
-            self.credit[at(stream)] += amount;
+            let amount = std::mem::take(&mut self.owed[stream_index(stream)]);
+            self.credit[stream_index(stream)] += amount;
             (stream, amount)
         };
         Some([give_back(Stream::Stdout), give_back(Stream::Stderr)])
@@ -342,7 +342,7 @@ mod tests {
         while lane.push_output(Stream::Stdout, piece.clone()).is_ok() {}
         lane.abandon(1, &hub);
         let (credit, waiting) = lane.update(|state| (state.credit, state.output.len()));
-        assert_eq!((credit, waiting), ([WINDOW; 2], 0));
+        assert_eq!((credit, waiting), ([WINDOW_BYTES; 2], 0));
         for _ in 0..1000 {
             assert_eq!(lane.push_output(Stream::Stdout, piece.clone()).unwrap(), Some(1000));
         }

@@ -9,7 +9,7 @@ use super::hub::{Closed, Hub};
 use super::lane::Kind;
 use super::reader::to_entry;
 use super::transfer::Yield;
-use crate::protocol::{DecodeError, FileEntry, FileRequest, HEADER, MAX_ENTRIES, frame_length};
+use crate::protocol::{DecodeError, FileEntry, FileRequest, HEADER_BYTES, MAX_ENTRIES, frame_length};
 
 /// The longest record: a name and a little more.
 const MAX_RECORD: usize = 4096;
@@ -34,11 +34,11 @@ impl Records {
         if length > MAX_RECORD {
             return Err(DecodeError::TooLong(length));
         }
-        let Some(body) = self.0.get(HEADER..HEADER + length) else {
+        let Some(body) = self.0.get(HEADER_BYTES..HEADER_BYTES + length) else {
             return Ok(None);
         };
         let record = read(body)?;
-        self.0.advance(HEADER + length);
+        self.0.advance(HEADER_BYTES + length);
         Ok(Some(record))
     }
 

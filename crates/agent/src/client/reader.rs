@@ -13,15 +13,15 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::hub::{Closed, Hub};
 use super::lane::{FileFailure, Finish, Kind, Lane};
 use crate::protocol::{
-    End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER, Hello, MAX_FRAME, StartKind,
-    Stream, ToAgent, VERSION, frame_length,
+    End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER_BYTES, Hello, MAX_FRAME, StartKind,
+    Stream, ToAgent, PROTOCOL_VERSION, frame_length,
 };
 
-/// How much is read at once.
-const PIECE: usize = 2 * MAX_FRAME;
-/// Data at least this long is passed on without being copied. Shorter data would keep a whole buffer
+/// The buffer that is read into.
+const READ_BUFFER_BYTES: usize = 2 * MAX_FRAME;
+/// The least data that is passed on without being copied. Shorter data would keep a whole buffer
 /// alive for a few bytes.
-const WORTH_SHARING: usize = 32 * 1024;
+const MIN_SHARED_BYTES: usize = 32 * 1024;
 /// The bits of a mode.
 const MODE_BITS: u32 = 0o7777;
 /// The largest file that any file system has.
@@ -38,13 +38,13 @@ pub async fn read(hub: Arc<Hub>, mut reader: impl AsyncRead + Unpin) {
 }
 
 async fn read_frames(hub: &Hub, reader: &mut (impl AsyncRead + Unpin)) -> Closed {
-    let mut buffer = BytesMut::with_capacity(PIECE);
+    let mut buffer = BytesMut::with_capacity(READ_BUFFER_BYTES);
     loop {
         if let Err(closed) = take_frames(hub, &mut buffer) {
             return closed;
         }
         if buffer.capacity() - buffer.len() < MAX_FRAME / 2 {
-            buffer.reserve(PIECE);
+            buffer.reserve(READ_BUFFER_BYTES);
         }
         match reader.read_buf(&mut buffer).await {
             Ok(0) => return Closed::new(ErrorCode::Gone, "the agent closed the pipe"),
@@ -59,11 +59,11 @@ async fn read_frames(hub: &Hub, reader: &mut (impl AsyncRead + Unpin)) -> Closed
 
 fn take_frames(hub: &Hub, buffer: &mut BytesMut) -> Result<(), Closed> {
     while let Some(length) = frame_length(buffer).map_err(Closed::broken)? {
-        if buffer.len() < HEADER + length {
+        if buffer.len() < HEADER_BYTES + length {
             return Ok(());
         }
-        let frame = buffer.split_to(HEADER + length).freeze();
-        let body = frame.slice(HEADER..);
+        let frame = buffer.split_to(HEADER_BYTES + length).freeze();
+        let body = frame.slice(HEADER_BYTES..);
         let message = FromAgent::decode(&body).map_err(Closed::broken)?;
         handle(hub, &body, message)?;
     }
@@ -78,7 +78,7 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
         FromAgent::Hello(hello) => greet(hub, hello),
         FromAgent::Started(number, pid) => {
             let lane = hub.lane(number)?;
-            demand(&lane, Kind::Run)?;
+            require_kind(&lane, Kind::Run)?;
             lane.update(|state| state.pid = Some(pid));
             Ok(())
         }
@@ -107,14 +107,14 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
 }
 
 fn greet(hub: &Hub, hello: Hello) -> Result<(), Closed> {
-    if hello.version != VERSION || (hello.max_frame as usize) < MAX_FRAME {
+    if hello.version != PROTOCOL_VERSION || (hello.max_frame as usize) < MAX_FRAME {
         let Hello { version, .. } = hello;
-        return Err(Closed::broken(format_args!("it speaks version {version}, not {VERSION}")));
+        return Err(Closed::broken(format_args!("it speaks version {version}, not {PROTOCOL_VERSION}")));
     }
     hub.greet()
 }
 
-fn demand(lane: &Lane, kind: Kind) -> Result<(), Closed> {
+fn require_kind(lane: &Lane, kind: Kind) -> Result<(), Closed> {
     if lane.kind == kind { Ok(()) } else { Err(Closed::broken("an answer that does not fit")) }
 }
 
@@ -127,7 +127,7 @@ fn output(hub: &Hub, number: u32, stream: Stream, data: Bytes) -> Result<(), Clo
 
 /// A slice of what was read, or a copy where that is cheaper to keep.
 fn share(body: &Bytes, data: &[u8]) -> Bytes {
-    if data.len() >= WORTH_SHARING { body.slice_ref(data) } else { Bytes::copy_from_slice(data) }
+    if data.len() >= MIN_SHARED_BYTES { body.slice_ref(data) } else { Bytes::copy_from_slice(data) }
 }
 
 /// The channel's result. Comes once, and must be one that was asked for.
@@ -168,7 +168,7 @@ fn answers(kind: Kind, finish: &Finish) -> bool {
 fn ended(hub: &Hub, number: u32, lost: bool) -> Result<(), Closed> {
     let lane = hub.lane(number)?;
     if lane.kind != Kind::Watch {
-        demand(&lane, Kind::Run)?;
+        require_kind(&lane, Kind::Run)?;
     }
     let over = lane.update(|state| {
         if state.ended {

@@ -1,6 +1,6 @@
 //! The messages of each direction. Their data is borrowed from the buffer they arrived in.
 
-use super::HEADER;
+use super::HEADER_BYTES;
 use super::parts::{
     End, FileEntry, FileErrorKind, FileRequest, Hello, Size, Spawn, StartKind, Stream,
 };
@@ -302,8 +302,8 @@ pub fn put_output<E>(
         out.truncate(start);
         return filled;
     }
-    let body = (data - start - HEADER + added) as u32;
-    out[start..start + HEADER].copy_from_slice(&body.to_le_bytes());
+    let body = (data - start - HEADER_BYTES + added) as u32;
+    out[start..start + HEADER_BYTES].copy_from_slice(&body.to_le_bytes());
     out[data - 4..data].copy_from_slice(&(added as u32).to_le_bytes());
     filled
 }

@@ -12,8 +12,8 @@
 //! - The client numbers channels upwards and never uses a number twice. A message for a channel that
 //!   has ended is ignored by the agent (it may have crossed the end); one for a channel that was
 //!   never opened is an error. The client knows every channel that is open, so to it any other is an error.
-//! - Nobody sends data without credit. Each output stream of a channel starts with [`WINDOW`]; a
-//!   frame costs [`charge`] of its length. Input towards the agent starts with [`WINDOW`] too and
+//! - Nobody sends data without credit. Each output stream of a channel starts with [`WINDOW_BYTES`]; a
+//!   frame costs [`charge`] of its length. Input towards the agent starts with [`WINDOW_BYTES`] too and
 //!   costs its length.
 
 mod message;
@@ -28,15 +28,15 @@ pub use parts::{
 pub use wire::{DecodeError, TooLong, frame_length, split_frame};
 
 /// The version both sides must speak.
-pub const VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 4;
 /// The longest body of a frame.
 pub const MAX_FRAME: usize = 256 * 1024;
 /// The most data one frame should carry: leaves room for the fields around it.
 pub const MAX_DATA: usize = 128 * 1024;
 /// The length that precedes each frame.
-pub const HEADER: usize = 4;
+pub const HEADER_BYTES: usize = 4;
 /// The credit each data stream starts with.
-pub const WINDOW: u32 = 256 * 1024;
+pub const WINDOW_BYTES: u32 = 256 * 1024;
 /// The least a frame of output costs, so that credit bounds the number of frames as well.
 pub const MIN_CHARGE: u32 = 512;
 /// The most channels open at once.

@@ -1,6 +1,6 @@
 //! The primitives of the encoding. Nothing here allocates by a length the other side claims.
 
-use super::{HEADER, MAX_FRAME};
+use super::{HEADER_BYTES, MAX_FRAME};
 
 /// Bytes that are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,21 +35,21 @@ pub struct TooLong;
 /// Appends one frame, or leaves `out` as it was.
 pub(super) fn put_frame(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) -> Result<(), TooLong> {
     let start = out.len();
-    out.extend_from_slice(&[0; HEADER]);
+    out.extend_from_slice(&[0; HEADER_BYTES]);
     body(out);
-    let length = out.len() - start - HEADER;
+    let length = out.len() - start - HEADER_BYTES;
     if length > MAX_FRAME {
         out.truncate(start);
         return Err(TooLong);
     }
     // Checked just above: the length fits.
-    out[start..start + HEADER].copy_from_slice(&(length as u32).to_le_bytes());
+    out[start..start + HEADER_BYTES].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(())
 }
 
 /// The length of the body that follows, once the whole header is there.
 pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
-    let Some(header) = bytes.first_chunk::<HEADER>() else {
+    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Ok(None);
     };
     let length = u32::from_le_bytes(*header) as usize;
@@ -64,7 +64,7 @@ pub fn split_frame(bytes: &[u8]) -> Result<Option<Split<'_>>, DecodeError> {
     let Some(length) = frame_length(bytes)? else {
         return Ok(None);
     };
-    Ok(bytes[HEADER..].split_at_checked(length))
+    Ok(bytes[HEADER_BYTES..].split_at_checked(length))
 }
 
 /// Appends fields.

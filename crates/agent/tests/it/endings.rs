@@ -7,7 +7,7 @@ use crate::common::{
 use stockade_core::{Command, ErrorCode, ExitStatus, ProcessEvent, Signal};
 
 /// Forks twice, starts a session, ignores what can be ignored, and leaves its id in `pids`.
-const DAEMON: &str = "python3 -c '
+const DAEMON_SCRIPT: &str = "python3 -c '
 import os, signal, time
 def leave():
     if os.fork(): os._exit(0)
@@ -166,7 +166,7 @@ mod needs_python {
         test(async {
             let (agent, client) = connected().await;
             let mut process =
-                client.spawn(&sh(&DAEMON.replace("WAIT", "1000")), &[]).await.unwrap();
+                client.spawn(&sh(&DAEMON_SCRIPT.replace("WAIT", "1000")), &[]).await.unwrap();
             let daemons = pids(&agent.path("pids"), 5).await;
             process.control.kill().await.unwrap();
             assert!(!daemons.iter().any(|pid| is_alive(*pid)));
@@ -182,7 +182,7 @@ mod needs_python {
     fn daemons_outlive_their_program_until_a_kill() {
         test(async {
             let (agent, client) = connected().await;
-            let mut process = client.spawn(&sh(&DAEMON.replace("WAIT", "0")), &[]).await.unwrap();
+            let mut process = client.spawn(&sh(&DAEMON_SCRIPT.replace("WAIT", "0")), &[]).await.unwrap();
             assert_eq!(read_to_end(&mut process).await.exit.status, ExitStatus::Exited(0));
             let daemons = pids(&agent.path("pids"), 5).await;
             assert!(daemons.iter().all(|pid| is_alive(*pid)));
@@ -196,7 +196,7 @@ mod needs_python {
         test(async {
             let (mut agent, client) = connected().await;
             let mut process =
-                client.spawn(&sh(&DAEMON.replace("WAIT", "1000")), &[]).await.unwrap();
+                client.spawn(&sh(&DAEMON_SCRIPT.replace("WAIT", "1000")), &[]).await.unwrap();
             let daemons = pids(&agent.path("pids"), 5).await;
             drop(client);
             assert!(agent.wait().success());
@@ -210,7 +210,7 @@ mod needs_python {
     fn as_the_first_process_it_starts_kills_and_ends_everything_too() {
         test(async {
             let (mut agent, client) = connect(Agent::start_as_init()).await;
-            let daemons = sh(&DAEMON.replace("WAIT", "1000"));
+            let daemons = sh(&DAEMON_SCRIPT.replace("WAIT", "1000"));
             let mut process = client.spawn(&daemons, &[]).await.unwrap();
             pids(&agent.path("pids"), 5).await;
             process.control.kill().await.unwrap();

@@ -3,17 +3,17 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as HostStream;
 use std::time::Duration;
 
-use crate::common::{Agent, LIMIT, path, read_to_end, test};
+use crate::common::{Agent, TEST_TIMEOUT, path, read_to_end, test};
 use bytes::Bytes;
 use stockade_agent::client::AgentClient;
 use stockade_agent::protocol::{
     End, FileEntry, FileKind, FileRequest, FromAgent, Hello, Limit, MAX_FRAME, Size, Spawn, Stream,
-    ToAgent, VERSION, WINDOW,
+    ToAgent, PROTOCOL_VERSION, WINDOW_BYTES,
 };
 use stockade_core::{Command, ErrorCode, ExitStatus, Process, Stdin};
 use tokio::io::AsyncWriteExt;
 
-const HELLO: Hello = Hello { version: VERSION, max_frame: MAX_FRAME as u32 };
+const VALID_HELLO: Hello = Hello { version: PROTOCOL_VERSION, max_frame: MAX_FRAME as u32 };
 
 /// Always the same numbers for the same seed.
 struct Numbers(u64);
@@ -81,8 +81,8 @@ fn some_message(numbers: &mut Numbers, channel: u32) -> Vec<u8> {
 /// Feeds bytes to a real agent and waits for its end, which must be an exit of its own.
 fn exit_code_after(bytes: &[u8]) -> i32 {
     let (mut agent, mut pipe) = Agent::start();
-    pipe.set_read_timeout(Some(LIMIT)).unwrap();
-    pipe.set_write_timeout(Some(LIMIT)).unwrap();
+    pipe.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    pipe.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut answers = pipe.try_clone().unwrap();
     let reader = std::thread::spawn(move || {
         let _ = std::io::copy(&mut answers, &mut std::io::sink());
@@ -99,7 +99,7 @@ fn exit_code_after(bytes: &[u8]) -> i32 {
 fn the_agent_ends_by_itself_whatever_it_is_told() {
     for seed in 1..=60 {
         let mut numbers = Numbers::new(seed);
-        let mut bytes = frame(&ToAgent::Hello(HELLO));
+        let mut bytes = frame(&ToAgent::Hello(VALID_HELLO));
         for channel in 1..=numbers.below(30) as u32 {
             let mut message = some_message(&mut numbers, channel);
             if numbers.below(8) == 0 {
@@ -116,7 +116,7 @@ fn the_agent_ends_by_itself_whatever_it_is_told() {
 
 #[test]
 fn the_agent_refuses_what_breaks_the_protocol() {
-    let hello = frame(&ToAgent::Hello(HELLO));
+    let hello = frame(&ToAgent::Hello(VALID_HELLO));
     let spawn = Spawn {
         argv: vec!["sleep", "1000"],
         env: vec![],
@@ -128,7 +128,7 @@ fn the_agent_refuses_what_breaks_the_protocol() {
     };
     let spawned = frame(&ToAgent::Spawn(5, spawn));
     let after = |more: &[u8]| [hello.as_slice(), &spawned, more].concat();
-    let other_version = ToAgent::Hello(Hello { version: VERSION + 1, ..HELLO });
+    let other_version = ToAgent::Hello(Hello { version: PROTOCOL_VERSION + 1, ..VALID_HELLO });
     let much = frame(&ToAgent::Stdin(5, &[0; 200_000]));
     let cases = [
         ("no hello", spawned.clone()),
@@ -156,8 +156,8 @@ fn the_agent_refuses_what_breaks_the_protocol() {
 #[test]
 fn the_agent_answers_before_it_ends() {
     let (mut agent, mut pipe) = Agent::start();
-    pipe.set_read_timeout(Some(LIMIT)).unwrap();
-    pipe.write_all(&frame(&ToAgent::Hello(HELLO))).unwrap();
+    pipe.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    pipe.write_all(&frame(&ToAgent::Hello(VALID_HELLO))).unwrap();
     pipe.write_all(&frame(&ToAgent::File(1, FileRequest::Stat("qqqq")))).unwrap();
     let mut length = [0; 4];
     for _ in 0..2 {
@@ -179,7 +179,7 @@ async fn facing(bytes: Vec<u8>) -> (Process, Vec<ErrorCode>, String) {
     }
     let mut peer = tokio::net::UnixStream::from_std(theirs).unwrap();
     let socket = tokio::net::UnixStream::from_std(ours).unwrap();
-    peer.write_all(&answer(&FromAgent::Hello(HELLO))).await.unwrap();
+    peer.write_all(&answer(&FromAgent::Hello(VALID_HELLO))).await.unwrap();
     let client = AgentClient::connect(socket, Duration::from_secs(10)).await.unwrap();
     let command = Command { stdin: Stdin::Stream, ..Command::program(["x"]) };
     let process = client.spawn(&command, &[]).await.unwrap();
@@ -210,13 +210,13 @@ fn the_client_closes_on_the_first_thing_that_does_not_fit() {
         let piece = vec![0; 100_000];
         let flood: Vec<_> =
             (0..3).flat_map(|_| answer(&FromAgent::Output(1, Stream::Stdout, &piece))).collect();
-        let crumbs: Vec<_> = (0..=WINDOW / 512)
+        let crumbs: Vec<_> = (0..=WINDOW_BYTES / 512)
             .flat_map(|_| answer(&FromAgent::Output(1, Stream::Stdout, b"x")))
             .collect();
         let twice = |message: &FromAgent<'_>| [answer(message), answer(message)].concat();
         let cases = [
             ("unknown channel", answer(&FromAgent::Ended(9))),
-            ("hello twice", answer(&FromAgent::Hello(HELLO))),
+            ("hello twice", answer(&FromAgent::Hello(VALID_HELLO))),
             ("output beyond credit", flood),
             ("crumbs beyond credit", crumbs),
             ("empty output", answer(&FromAgent::Output(1, Stream::Stdout, b""))),
@@ -302,11 +302,11 @@ fn an_agent_that_says_nothing_is_too_slow() {
 fn an_agent_of_another_version_is_refused() {
     test(async {
         let (ours, mut theirs) = tokio::net::UnixStream::pair().unwrap();
-        let hello = answer(&FromAgent::Hello(Hello { version: VERSION + 1, ..HELLO }));
+        let hello = answer(&FromAgent::Hello(Hello { version: PROTOCOL_VERSION + 1, ..VALID_HELLO }));
         theirs.write_all(&hello).await.unwrap();
         let error = AgentClient::connect(ours, Duration::from_secs(10)).await.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Protocol);
-        assert!(error.to_string().contains(&format!("version {}", VERSION + 1)), "{error}");
+        assert!(error.to_string().contains(&format!("version {}", PROTOCOL_VERSION + 1)), "{error}");
     });
 }
 
@@ -314,8 +314,8 @@ fn an_agent_of_another_version_is_refused() {
 async fn deaf(said: &[FromAgent<'_>]) -> (AgentClient, tokio::io::DuplexStream) {
     let (ours, mut theirs) = tokio::io::duplex(1 << 20);
     let (reader, writer) = tokio::io::split(ours);
-    theirs.write_all(&answer(&FromAgent::Hello(HELLO))).await.unwrap();
-    let client = AgentClient::connect_halves(reader, writer, LIMIT).await.unwrap();
+    theirs.write_all(&answer(&FromAgent::Hello(VALID_HELLO))).await.unwrap();
+    let client = AgentClient::connect_halves(reader, writer, TEST_TIMEOUT).await.unwrap();
     for message in said {
         theirs.write_all(&answer(message)).await.unwrap();
     }

@@ -1,7 +1,7 @@
 //! The encoding: what is put in comes out, and nothing else does.
 use proptest::prelude::*;
 use stockade_agent::protocol::{
-    End, FileEntry, FileErrorKind, FileKind, FileRequest, FromAgent, HEADER, Hello, Limit,
+    End, FileEntry, FileErrorKind, FileKind, FileRequest, FromAgent, HEADER_BYTES, Hello, Limit,
     MAX_FRAME, Size, Spawn, StartKind, Stream, ToAgent, WatchEvent, WatchKind, put_output,
     split_frame,
 };
@@ -162,12 +162,12 @@ proptest! {
         let mut frame = Vec::new();
         if let Ok(message) = ToAgent::decode(&bytes) {
             message.encode(&mut frame).unwrap();
-            prop_assert_eq!(&frame[HEADER..], &bytes[..]);
+            prop_assert_eq!(&frame[HEADER_BYTES..], &bytes[..]);
         }
         frame.clear();
         if let Ok(message) = FromAgent::decode(&bytes) {
             message.encode(&mut frame).unwrap();
-            prop_assert_eq!(&frame[HEADER..], &bytes[..]);
+            prop_assert_eq!(&frame[HEADER_BYTES..], &bytes[..]);
         }
         let _ = FileEntry::from_record(&bytes);
         let _ = WatchEvent::from_record(&bytes);
@@ -178,7 +178,7 @@ proptest! {
         for request in requests() {
             let mut frame = Vec::new();
             ToAgent::File(3, request).encode(&mut frame).unwrap();
-            let body = &frame[HEADER..];
+            let body = &frame[HEADER_BYTES..];
             if at < body.len() {
                 prop_assert!(ToAgent::decode(&body[..at]).is_err());
             }

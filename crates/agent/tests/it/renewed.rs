@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as Socket;
 
 use crate::common::{
-    Agent, LIMIT, eventually, is_alive, pids, read_to_end, read_until, sh, status, test,
+    Agent, TEST_TIMEOUT, eventually, is_alive, pids, read_to_end, read_until, sh, status, test,
 };
 use bytes::Bytes;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -29,7 +29,7 @@ async fn connected() -> (Agent, AgentClient, Socket) {
         let _ = copy(&mut from_agent, &mut to_client).await;
         std::future::pending::<()>().await;
     });
-    let client = AgentClient::connect(ours, LIMIT).await.unwrap();
+    let client = AgentClient::connect(ours, TEST_TIMEOUT).await.unwrap();
     (agent, client, held)
 }
 
@@ -55,7 +55,7 @@ fn programs_outlive_the_client_that_started_them() {
         let last = client.last_channel();
         let (reader, writer) = hand_over(&held);
         let (other, carried) =
-            AgentClient::take_over(reader, writer, LIMIT, last, &[]).await.unwrap();
+            AgentClient::take_over(reader, writer, TEST_TIMEOUT, last, &[]).await.unwrap();
         assert!(carried.is_empty());
         drop((client, held));
         assert_eq!(status(&other, &sh("exit 3")).await, ExitStatus::Exited(3));
@@ -84,7 +84,7 @@ fn a_program_that_is_carried_over_is_heard_and_ended_by_the_other_client() {
         let (reader, writer) = hand_over(&held);
         let kept = [channel, killed];
         let (other, carried) =
-            AgentClient::take_over(reader, writer, LIMIT, last, &kept).await.unwrap();
+            AgentClient::take_over(reader, writer, TEST_TIMEOUT, last, &kept).await.unwrap();
         let Ok([mut heard, endless]) = <[_; 2]>::try_from(carried) else { panic!("not both") };
         std::fs::write(agent.path("go"), "").unwrap();
         let done = read_to_end(&mut heard).await;
@@ -109,7 +109,7 @@ fn what_ran_then_goes_on_and_what_began_later_is_gone() {
         let mut later = client.spawn(&sh("echo two; sleep 600"), &[]).await.unwrap();
         read_until(&mut later, "two\n").await;
         let (reader, writer) = hand_over(&held);
-        client.go_back(reader, writer, LIMIT, (last, true)).await.unwrap();
+        client.go_back(reader, writer, TEST_TIMEOUT, (last, true)).await.unwrap();
         assert_eq!(read_to_end(&mut later).await.exit.status, ExitStatus::Signalled(Signal::KILL));
         let long = Bytes::from(vec![b'x'; 100_000]);
         kept.control.write_stdin(long.clone()).await.unwrap();
@@ -134,7 +134,7 @@ fn what_another_client_has_used_is_not_used_again() {
         read_until(&mut own, "two\n").await;
         let (reader, writer) = hand_over(&held);
         let last = client.last_channel();
-        other.go_back(reader, writer, LIMIT, (last, false)).await.unwrap();
+        other.go_back(reader, writer, TEST_TIMEOUT, (last, false)).await.unwrap();
         assert_eq!(read_to_end(&mut own).await.exit.status, ExitStatus::Signalled(Signal::KILL));
         assert_eq!(status(&other, &sh("exit 6")).await, ExitStatus::Exited(6));
     });

@@ -16,11 +16,11 @@ use tokio::time::timeout;
 
 use crate::serve::Outbox;
 
-/// How much is read at once.
-const PIECE: usize = 64 * 1024;
-/// How many pieces may wait for the agent.
-const WAITING: usize = 32;
-/// How long an agent may leave them waiting: a machine may stand still for seconds on a busy host.
+/// Chunk size of one read from the agent.
+const READ_CHUNK_BYTES: usize = 64 * 1024;
+/// Capacity of the agent's inbox, in chunks.
+const INBOX_CAPACITY: usize = 32;
+/// Timeout for an agent to take a chunk: a machine may stand still for seconds on a busy host.
 pub const AGENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An agent's pipe.
@@ -34,9 +34,9 @@ pub struct Carried {
 pub fn carry(pipe: Socket, out: Outbox) -> io::Result<(Carried, mpsc::Sender<Bytes>)> {
     pipe.set_nonblocking(true)?;
     let (reader, writer) = UnixStream::from_std(pipe.try_clone()?)?.into_split();
-    let (inbox, waiting) = mpsc::channel(WAITING);
-    let outward = tokio::spawn(outward(reader, out));
-    let inward = tokio::spawn(inward(waiting, writer));
+    let (inbox, waiting) = mpsc::channel(INBOX_CAPACITY);
+    let outward = tokio::spawn(copy_from_agent(reader, out));
+    let inward = tokio::spawn(copy_to_agent(waiting, writer));
     Ok((Carried { pipe, outward, inward }, inbox))
 }
 
@@ -54,7 +54,7 @@ impl Carried {
     }
 }
 
-async fn inward(mut waiting: mpsc::Receiver<Bytes>, mut agent: OwnedWriteHalf) {
+async fn copy_to_agent(mut waiting: mpsc::Receiver<Bytes>, mut agent: OwnedWriteHalf) {
     while let Some(piece) = waiting.recv().await {
         // An agent that is gone says so on the other half.
         if agent.write_all(&piece).await.is_err() {
@@ -63,9 +63,9 @@ async fn inward(mut waiting: mpsc::Receiver<Bytes>, mut agent: OwnedWriteHalf) {
     }
 }
 
-async fn outward(mut agent: OwnedReadHalf, out: Outbox) {
+async fn copy_from_agent(mut agent: OwnedReadHalf, out: Outbox) {
     loop {
-        let mut piece = Vec::with_capacity(PIECE);
+        let mut piece = Vec::with_capacity(READ_CHUNK_BYTES);
         let read = agent.read_buf(&mut piece).await.unwrap_or(0);
         if out.send(Frame::Agent(piece.into())).await.is_err() || read == 0 {
             return;

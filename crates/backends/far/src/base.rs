@@ -14,16 +14,17 @@ use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::clear;
 
-/// How long another version that nobody may need any more is kept.
-const STALE: Duration = Duration::from_secs(24 * 3600);
-/// How long one that is being carried here may take, at the most.
-const CARRIED: Duration = Duration::from_secs(600);
-/// How long a process that was killed may take to let go.
-const LET_GO: Duration = Duration::from_secs(5);
+/// Age at which another, unused version of this program is removed.
+const STALE_VERSION_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Timeout for the upload of a version to this host; a draft that is older was abandoned.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Timeout for a server that was killed to release its lock.
+const SERVER_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where all of it lies in a machine of its own, and the image there that its sandboxes are shown.
-pub const ROOT: &str = "/run/stockade";
-pub const IMAGE: &str = "/image";
+/// The base directory in a guest.
+pub const GUEST_ROOT_DIR: &str = "/run/stockade";
+/// The directory of a guest at which the image of its sandboxes is mounted.
+pub const GUEST_IMAGE_DIR: &str = "/image";
 
 /// Where everything lies.
 pub struct Base {
@@ -58,7 +59,7 @@ impl Base {
             ));
         };
         for dir in [&own, &far] {
-            private(dir)?;
+            check_private(dir)?;
         }
         // Failing to is no harm: at the worst it is carried here once more.
         let _ = File::open(&own).and_then(|dir| dir.set_modified(SystemTime::now()));
@@ -67,7 +68,7 @@ impl Base {
 
     /// In a machine of this program's own.
     pub fn of_a_guest() -> Self {
-        Self { root: ROOT.into(), own: ROOT.into(), image: Some(IMAGE) }
+        Self { root: GUEST_ROOT_DIR.into(), own: GUEST_ROOT_DIR.into(), image: Some(GUEST_IMAGE_DIR) }
     }
 
     /// The image that sandboxes are shown, if that is not this host's own.
@@ -131,12 +132,12 @@ impl Base {
         let dead: Vec<_> = {
             let _lock =
                 self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
-            let held = |id: SandboxId| Some((dead(&self.dir(&id))?, id));
+            let held = |id: SandboxId| Some((lock_if_dead(&self.dir(&id))?, id));
             self.ids().into_iter().filter_map(held).collect()
         };
         for (_held, id) in &dead {
-            if crate::end(native, id).await.is_ok() {
-                let _ = gone(&self.dir(id));
+            if crate::destroy_sandbox(native, id).await.is_ok() {
+                let _ = remove_sandbox_dir(&self.dir(id));
             }
         }
         Ok(())
@@ -149,8 +150,8 @@ impl Base {
         if found {
             end_server(&dir).await;
         }
-        crate::end(native, id).await?;
-        gone(&dir)?;
+        crate::destroy_sandbox(native, id).await?;
+        remove_sandbox_dir(&dir)?;
         Ok(found)
     }
 
@@ -162,7 +163,7 @@ impl Base {
                 path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"new-"));
             let age = fs::metadata(path).and_then(|found| found.modified()).ok();
             let age = age.and_then(|time| SystemTime::now().duration_since(time).ok());
-            age > Some(if half_way { CARRIED } else { STALE })
+            age > Some(if half_way { UPLOAD_TIMEOUT } else { STALE_VERSION_AGE })
         };
         for version in versions.map(|entry| entry.path()).filter(|path| *path != self.own) {
             if old(&version) {
@@ -173,7 +174,7 @@ impl Base {
 }
 
 /// Whether nobody else can have put something here.
-fn private(dir: &Path) -> Result<()> {
+fn check_private(dir: &Path) -> Result<()> {
     let found = fs::symlink_metadata(dir).map_err(|error| failed("its own directory", error))?;
     let own = rustix::process::geteuid().as_raw();
     if found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0 {
@@ -185,7 +186,7 @@ fn private(dir: &Path) -> Result<()> {
 }
 
 /// The lock of a directory whose process is dead, taken; nothing if it lives.
-fn dead(dir: &Path) -> Option<Option<File>> {
+fn lock_if_dead(dir: &Path) -> Option<Option<File>> {
     let lock = match File::open(dir.join("lock")) {
         Ok(lock) => lock,
         // Killed before it had a lock: whoever makes one is kept out while this is asked.
@@ -198,9 +199,9 @@ fn dead(dir: &Path) -> Option<Option<File>> {
 
 /// Ends the process that serves a sandbox, and with it everything that it has built.
 async fn end_server(dir: &Path) {
-    let until = tokio::time::Instant::now() + LET_GO;
-    while dir.exists() && dead(dir).is_none() && tokio::time::Instant::now() < until {
-        if let Some(server) = server(dir) {
+    let until = tokio::time::Instant::now() + SERVER_KILL_TIMEOUT;
+    while dir.exists() && lock_if_dead(dir).is_none() && tokio::time::Instant::now() < until {
+        if let Some(server) = find_server(dir) {
             // It may have ended by itself.
             let _ = pidfd_send_signal(&server, Signal::KILL);
         }
@@ -209,7 +210,7 @@ async fn end_server(dir: &Path) {
 }
 
 /// The process that holds a directory, if it is one of this program's.
-fn server(dir: &Path) -> Option<rustix::fd::OwnedFd> {
+fn find_server(dir: &Path) -> Option<rustix::fd::OwnedFd> {
     let mut text = String::new();
     File::open(dir.join("lock")).ok()?.take(16).read_to_string(&mut text).ok()?;
     let pid = text.trim().parse().ok()?;
@@ -217,11 +218,11 @@ fn server(dir: &Path) -> Option<rustix::fd::OwnedFd> {
     let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let ours = program.file_name()?.to_str()?.starts_with("stockade-far");
     // Asked after the descriptor was taken: it still holds the lock, so it is the one.
-    (ours && dead(dir).is_none()).then_some(server)
+    (ours && lock_if_dead(dir).is_none()).then_some(server)
 }
 
 /// Removes a sandbox's directory and checks that it is gone (C-30).
-fn gone(dir: &Path) -> Result<()> {
+fn remove_sandbox_dir(dir: &Path) -> Result<()> {
     let left = |what: String| Error::new(ErrorCode::LeftBehind, "destroy", what);
     let message = format!("`{}` cannot be removed", dir.display());
     clear(dir).map_err(|error| left(message.clone()).source(error))?;
@@ -246,6 +247,6 @@ impl Place {
 
     /// Removes it.
     pub fn remove(self) -> Result<()> {
-        gone(&self.dir)
+        remove_sandbox_dir(&self.dir)
     }
 }

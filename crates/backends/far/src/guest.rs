@@ -11,24 +11,24 @@ use rustix::fs::Mode;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{WaitOptions, wait};
 use rustix::system::{RebootCommand, finit_module, reboot};
-use stockade_backends::across::guest::{Identity, LINE, PORT, Ready};
-use stockade_backends::across::words::HELLO;
+use stockade_backends::across::guest::{Identity, MAX_LINE_BYTES, GUEST_PORT_NAME, Ready};
+use stockade_backends::across::words::HELLO_LINE;
 use stockade_backends::native::Native;
 use tokio::sync::oneshot;
 
-use crate::base::{Base, IMAGE, ROOT};
+use crate::base::{Base, GUEST_IMAGE_DIR, GUEST_ROOT_DIR};
 use crate::identity::{self, Papers};
 use crate::measure;
 use crate::serve::{self, Heard};
 use crate::streams::{self, Streams};
 use crate::vsock::Listener;
 
-/// Where the modules lie, named in the order in which they are loaded.
-const MODULES: &str = "/modules";
-/// What the second process is told by.
-const SECOND: &str = "guest";
-/// What control groups below the first may hold.
-const CONTROLLERS: &str = "+cpu +memory +pids";
+/// The directory of the kernel modules, named in the order in which they are loaded.
+const MODULES_DIR: &str = "/modules";
+/// The argument by which the second process is recognised.
+const SECOND_PROCESS_ARGUMENT: &str = "guest";
+/// The cgroup controllers enabled below the root group.
+const CGROUP_CONTROLLERS: &str = "+cpu +memory +pids";
 
 /// Whether this is the first process of a machine.
 pub fn is_first() -> bool {
@@ -37,7 +37,7 @@ pub fn is_first() -> bool {
 
 /// Whether this is the second, by its argument.
 pub fn is_second(argument: Option<&str>) -> bool {
-    argument == Some(SECOND) && rustix::process::getppid().is_some_and(|parent| parent.is_init())
+    argument == Some(SECOND_PROCESS_ARGUMENT) && rustix::process::getppid().is_some_and(|parent| parent.is_init())
 }
 
 /// The first process. Only comes back by ending the machine.
@@ -50,7 +50,7 @@ pub fn first() {
 }
 
 fn wait_for_second() -> io::Result<()> {
-    let second = Command::new("/proc/self/exe").arg(SECOND).spawn()?;
+    let second = Command::new("/proc/self/exe").arg(SECOND_PROCESS_ARGUMENT).spawn()?;
     loop {
         // Also buries those whom nobody else waits for.
         match wait(WaitOptions::empty()) {
@@ -61,7 +61,7 @@ fn wait_for_second() -> io::Result<()> {
     }
 }
 
-fn at(what: &str, error: impl Into<io::Error>) -> io::Error {
+fn with_context(what: &str, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
@@ -70,29 +70,29 @@ fn at(what: &str, error: impl Into<io::Error>) -> io::Error {
 fn prepare() -> io::Result<()> {
     let plain = MountFlags::NOSUID | MountFlags::NOEXEC;
     // The first root cannot be left: everything lives in one that can.
-    lay("tmpfs", "tmpfs", "/new", MountFlags::NOSUID | MountFlags::NODEV, "mode=755")?;
-    lay("dev", "devtmpfs", "/new/dev", MountFlags::NOSUID, "mode=755")?;
-    lay("pts", "devpts", "/new/dev/pts", plain, "ptmxmode=666")?;
-    lay("shm", "tmpfs", "/new/dev/shm", plain, "mode=1777")?;
-    lay("proc", "proc", "/new/proc", plain, "")?;
-    lay("sys", "sysfs", "/new/sys", plain, "")?;
-    lay("groups", "cgroup2", "/new/sys/fs/cgroup", plain, "")?;
-    fs::write("/new/sys/fs/cgroup/cgroup.subtree_control", CONTROLLERS)
-        .map_err(|error| at("control groups", error))?;
+    mount_at("tmpfs", "tmpfs", "/new", MountFlags::NOSUID | MountFlags::NODEV, "mode=755")?;
+    mount_at("dev", "devtmpfs", "/new/dev", MountFlags::NOSUID, "mode=755")?;
+    mount_at("pts", "devpts", "/new/dev/pts", plain, "ptmxmode=666")?;
+    mount_at("shm", "tmpfs", "/new/dev/shm", plain, "mode=1777")?;
+    mount_at("proc", "proc", "/new/proc", plain, "")?;
+    mount_at("sys", "sysfs", "/new/sys", plain, "")?;
+    mount_at("groups", "cgroup2", "/new/sys/fs/cgroup", plain, "")?;
+    fs::write("/new/sys/fs/cgroup/cgroup.subtree_control", CGROUP_CONTROLLERS)
+        .map_err(|error| with_context("control groups", error))?;
     load_modules()?;
-    let disk = format!("/new{ROOT}");
-    lay("/new/dev/vda", "erofs", &format!("/new{IMAGE}"), MountFlags::RDONLY, "")?;
-    lay("/new/dev/vdb", "ext4", &disk, MountFlags::NODEV | MountFlags::NOSUID, "noinit_itable")?;
+    let disk = format!("/new{GUEST_ROOT_DIR}");
+    mount_at("/new/dev/vda", "erofs", &format!("/new{GUEST_IMAGE_DIR}"), MountFlags::RDONLY, "")?;
+    mount_at("/new/dev/vdb", "ext4", &disk, MountFlags::NODEV | MountFlags::NOSUID, "noinit_itable")?;
     rustix::fs::chmod(&disk, Mode::from_raw_mode(0o755))?;
     fs::create_dir_all(format!("{disk}/tmp"))?;
     fs::set_permissions(format!("{disk}/tmp"), Permissions::from_mode(0o1777))?;
     fs::create_dir_all("/new/tmp")?;
     mount(format!("{disk}/tmp"), "/new/tmp", "", MountFlags::BIND, None)?;
-    enter("/new")
+    enter_root("/new")
 }
 
-fn lay(source: &str, kind: &str, target: &str, flags: MountFlags, data: &str) -> io::Result<()> {
-    let failed = |error: io::Error| at(&format!("mounting {kind} at {target}"), error);
+fn mount_at(source: &str, kind: &str, target: &str, flags: MountFlags, data: &str) -> io::Result<()> {
+    let failed = |error: io::Error| with_context(&format!("mounting {kind} at {target}"), error);
     fs::create_dir_all(target).map_err(failed)?;
     let data = std::ffi::CString::new(data)?;
     mount(source, target, kind, flags, data.as_c_str()).map_err(|error| failed(error.into()))
@@ -100,18 +100,18 @@ fn lay(source: &str, kind: &str, target: &str, flags: MountFlags, data: &str) ->
 
 fn load_modules() -> io::Result<()> {
     let mut all: Vec<PathBuf> =
-        fs::read_dir(MODULES)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        fs::read_dir(MODULES_DIR)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
     all.sort();
     for module in all {
         let loaded = File::open(&module).and_then(|file| Ok(finit_module(file, c"", 0)?));
-        loaded.map_err(|error| at(&module.display().to_string(), error))?;
+        loaded.map_err(|error| with_context(&module.display().to_string(), error))?;
         fs::remove_file(&module)?;
     }
     Ok(())
 }
 
 /// Makes this the root.
-fn enter(root: &str) -> io::Result<()> {
+fn enter_root(root: &str) -> io::Result<()> {
     rustix::process::chdir(root)?;
     rustix::mount::mount_move(".", "/")?;
     rustix::process::chroot(".")?;
@@ -153,7 +153,7 @@ fn wait_at(port: File, ready: Vec<u8>, papers: Papers) -> io::Result<(Copied, St
 
 /// The same by a socket. A connection does not survive the copying: the next one is the copy's own.
 fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, Streams)> {
-    let listener = Listener::open().map_err(|error| at("nobody can speak to it", error))?;
+    let listener = Listener::open().map_err(|error| with_context("nobody can speak to it", error))?;
     let mut pipe = listener.accept()?;
     pipe.write_all(ready)?;
     let told = loop {
@@ -171,7 +171,7 @@ fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, St
 fn become_one(told: &[u8], mut pipe: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
     let identity = serde_json::from_slice(told)?;
     papers.take(&identity)?;
-    pipe.write_all(HELLO)?;
+    pipe.write_all(HELLO_LINE)?;
     Ok((identity, papers))
 }
 
@@ -179,7 +179,7 @@ fn become_one(told: &[u8], mut pipe: &File, papers: Papers) -> io::Result<(Ident
 fn open_port() -> io::Result<Option<File>> {
     for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
-        if name.trim() == PORT {
+        if name.trim() == GUEST_PORT_NAME {
             let device = Path::new("/dev").join(entry.file_name());
             return File::options().read(true).write(true).open(device).map(Some);
         }
@@ -190,7 +190,7 @@ fn open_port() -> io::Result<Option<File>> {
 /// One line, after which nothing comes until it is answered.
 fn read_line(mut port: &File) -> io::Result<Vec<u8>> {
     let (mut line, mut piece) = (Vec::new(), [0; 1024]);
-    while line.len() < LINE {
+    while line.len() < MAX_LINE_BYTES {
         let read = port.read(&mut piece)?;
         line.extend_from_slice(&piece[..read]);
         match line.last() {

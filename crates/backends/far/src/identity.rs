@@ -13,12 +13,12 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use stockade_backends::across::guest::Identity;
 use stockade_backends::native::Own;
 
-/// Where the files lie that sandboxes see in place of those that all copies have in common.
-const OWN: &str = "/run/own";
-const MACHINE_ID: &str = "machine-id";
-const BOOT_ID: &str = "boot-id";
-/// Takes what was added into use at once: RNDRESEEDCRNG.
-const RESEED: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(b'R', 7);
+/// The directory of the identity files that sandboxes see in place of those that all copies share.
+const IDENTITY_DIR: &str = "/run/own";
+const MACHINE_ID_FILE: &str = "machine-id";
+const BOOT_ID_FILE: &str = "boot-id";
+/// The ioctl RNDRESEEDCRNG: reseeds the random generator from the pool at once.
+const RESEED_IOCTL: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(b'R', 7);
 
 /// What it takes to become somebody else, opened before the machine is copied: in software, every way
 /// through the kernel that a copy goes for the first time costs it milliseconds.
@@ -32,17 +32,17 @@ pub struct Papers {
 
 impl Papers {
     pub fn prepare() -> io::Result<Self> {
-        fs::create_dir_all(OWN)?;
+        fs::create_dir_all(IDENTITY_DIR)?;
         let own = |name: &str| {
-            let file = File::create(Path::new(OWN).join(name))?;
+            let file = File::create(Path::new(IDENTITY_DIR).join(name))?;
             // Every guest reads them.
             file.set_permissions(Permissions::from_mode(0o644))?;
             Ok::<_, io::Error>(file)
         };
         Ok(Self {
             pool: File::options().write(true).open("/dev/urandom")?,
-            machine_id: own(MACHINE_ID)?,
-            boot_id: own(BOOT_ID)?,
+            machine_id: own(MACHINE_ID_FILE)?,
+            boot_id: own(BOOT_ID_FILE)?,
             names: (File::open("/proc/self/ns/uts")?, None),
         })
     }
@@ -65,7 +65,7 @@ impl Papers {
         // Always of one length: nothing of what was there before shows.
         self.machine_id.write_all_at(format!("{:32.32}\n", identity.machine_id).as_bytes(), 0)?;
         self.boot_id
-            .write_all_at(format!("{:36.36}\n", dashed(&identity.boot_id)).as_bytes(), 0)?;
+            .write_all_at(format!("{:36.36}\n", format_uuid(&identity.boot_id)).as_bytes(), 0)?;
         self.rename(&identity.hostname)
     }
 
@@ -88,18 +88,18 @@ impl Papers {
     fn reseed(&self, seed: &[u8]) -> io::Result<()> {
         (&self.pool).write_all(seed)?;
         // SAFETY: this request takes no argument and returns nothing.
-        unsafe { rustix::ioctl::ioctl(&self.pool, rustix::ioctl::NoArg::<RESEED>::new()) }?;
+        unsafe { rustix::ioctl::ioctl(&self.pool, rustix::ioctl::NoArg::<RESEED_IOCTL>::new()) }?;
         Ok(())
     }
 }
 
 /// What sandboxes are told of it.
 pub fn own(identity: &Identity) -> Own {
-    let own = Path::new(OWN);
+    let own = Path::new(IDENTITY_DIR);
     Own {
         hostname: identity.hostname.clone(),
-        machine_id: own.join(MACHINE_ID),
-        boot_id: own.join(BOOT_ID),
+        machine_id: own.join(MACHINE_ID_FILE),
+        boot_id: own.join(BOOT_ID_FILE),
     }
 }
 
@@ -110,7 +110,7 @@ fn unhex(text: &str) -> io::Result<Vec<u8>> {
 }
 
 /// As the kernel writes them.
-fn dashed(id: &str) -> String {
+fn format_uuid(id: &str) -> String {
     let part = |from: usize, to: usize| id.get(from..to).unwrap_or_default();
     [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
 }

@@ -19,7 +19,7 @@ mod watch;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use stockade_backends::across::words::{HELLO, Said};
+use stockade_backends::across::words::{HELLO_LINE, Said};
 use stockade_backends::native::Native;
 use stockade_core::{Backend, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::make_private;
@@ -28,8 +28,8 @@ use base::Base;
 use serve::Heard;
 use tokio::io::AsyncWriteExt;
 
-/// The longest id, and a newline.
-const ID: u64 = 64;
+/// The longest sandbox id with its newline.
+const MAX_ID_BYTES: u64 = 64;
 
 fn main() -> ExitCode {
     if guest::is_first() {
@@ -73,8 +73,8 @@ fn main() -> ExitCode {
 
 async fn serve_here(native: Native) -> std::io::Result<()> {
     let (input, mut output) = (streams::input()?, streams::output()?);
-    output.write_all(HELLO).await?;
-    let heard = Heard::Within(serve::SILENCE);
+    output.write_all(HELLO_LINE).await?;
+    let heard = Heard::Within(serve::PEER_TIMEOUT);
     serve::serve(native, Base::of_this_program(), (input, output), heard).await
 }
 
@@ -100,13 +100,13 @@ async fn answer(asked: &str, native: &Native, base: Result<Base>) -> Result<Said
 /// Ids never stand in a command line: the connection's own processes would carry them on.
 fn id_from_input() -> Result<SandboxId> {
     let mut text = String::new();
-    let read = std::io::stdin().take(ID).read_to_string(&mut text);
+    let read = std::io::stdin().take(MAX_ID_BYTES).read_to_string(&mut text);
     let wrong = || Error::new(ErrorCode::Invalid, "destroy", "no sandbox is named");
     read.map_err(|error| wrong().source(error))?;
     text.trim().parse().map_err(|error| wrong().source(error))
 }
 
 /// Keeps the backend's trait in scope for who asks it to destroy.
-async fn end(native: &Native, id: &SandboxId) -> Result<()> {
+async fn destroy_sandbox(native: &Native, id: &SandboxId) -> Result<()> {
     native.destroy(id).await
 }

@@ -20,10 +20,10 @@ use crate::session::Session;
 use crate::streams::{Input, Output};
 use crate::watch::Watches;
 
-/// The other side says something every two seconds. After this long it is gone.
-pub const SILENCE: Duration = Duration::from_secs(10);
-/// How many frames may wait in either direction.
-const WAITING: usize = 8;
+/// Timeout after which a silent peer counts as gone; it sends a frame at least every two seconds.
+pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Capacity of the queue of each direction, in frames.
+const QUEUE_CAPACITY: usize = 8;
 
 /// Where frames for the other side go.
 #[derive(Clone)]
@@ -95,8 +95,8 @@ pub async fn serve(
         Heard::Within(silence) => (Some(silence), None),
         Heard::InACopy(papers) => (None, Some(papers)),
     };
-    let (outbox, waiting) = mpsc::channel(WAITING);
-    let (requests, asked) = mpsc::channel(WAITING);
+    let (outbox, waiting) = mpsc::channel(QUEUE_CAPACITY);
+    let (requests, asked) = mpsc::channel(QUEUE_CAPACITY);
     let (over, to_agent) = (Arc::new(Notify::new()), ToAgent::default());
     let watches = Arc::new(Watches::new(Outbox(outbox.clone())));
     let (ways, way) = mpsc::channel(1);

@@ -133,7 +133,7 @@ impl Session {
     async fn stop(&mut self) -> Result<()> {
         self.watches.clear();
         if let (Some(_), Some(id)) = (&self.place, &self.id) {
-            crate::end(&self.native, id).await?;
+            crate::destroy_sandbox(&self.native, id).await?;
         }
         self.id = None;
         Ok(())
@@ -157,8 +157,8 @@ impl Session {
             Ask::Ended { execution, how, cpu_time } => {
                 self.ended(execution, Exit { cpu_time, ..how.exit() }).await
             }
-            Ask::Push => self.arrived().await.map(done),
-            Ask::Pull => self.changes().await.map(|()| done(Vec::new())),
+            Ask::Push => self.arrived().await.map(done_reply),
+            Ask::Pull => self.changes().await.map(|()| done_reply(Vec::new())),
             Ask::Become { identity, shared } => self.become_a_copy(&identity, shared).await,
             Ask::Destroy => self.destroy().await,
         };
@@ -222,10 +222,10 @@ impl Session {
         };
         self.writable = !spec.read_only && matches!(spec.workspace, Workspace::Local(_));
         let known = measure::known(&self.native, base).await;
-        let spec = settle(spec, place, base)?;
+        let spec = localize_spec(spec, place, base)?;
         let admitted = admit(&spec, &known)
             .map_err(|refusals| Error::refused("create", Some(known.backend.clone()), refusals))?;
-        holds(&admitted, expected)?;
+        check_enforcement(&admitted, expected)?;
         let (walls, pipe) = self.native.walls(id, &admitted).await?;
         if let Some(papers) = &mut self.papers {
             let unknown = |error| wrong("what it is called cannot be changed").source(error);
@@ -240,7 +240,7 @@ impl Session {
         let (carried, inbox) = carried.map_err(broken)?;
         self.carried = Some(carried);
         *self.to_agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbox);
-        Ok(done(Vec::new()))
+        Ok(done_reply(Vec::new()))
     }
 
     /// This machine is a copy of another: somebody else from now on, for another side. What the guest runs
@@ -309,7 +309,7 @@ impl Session {
         self.stop().await?;
         let changed = self.changes().await;
         self.take_down().await?;
-        changed.map(|()| done(Vec::new()))
+        changed.map(|()| done_reply(Vec::new()))
     }
 }
 
@@ -317,12 +317,12 @@ fn lock(tree: &Shared) -> std::sync::MutexGuard<'_, Tree> {
     tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn done(conflicts: Vec<Conflict>) -> Tell {
+fn done_reply(conflicts: Vec<Conflict>) -> Tell {
     Tell::Done { conflicts: conflicts.into_iter().map(|conflict| conflict.entry).collect() }
 }
 
 /// The spec as it is on this host. What names paths of the other one is refused, never looked for here.
-fn settle(spec: SandboxSpec, place: &Place, base: &Base) -> Result<SandboxSpec> {
+fn localize_spec(spec: SandboxSpec, place: &Place, base: &Base) -> Result<SandboxSpec> {
     if !spec.mounts.is_empty() || spec.image != Image::Host {
         return Err(wrong("its image or mounts lie on another host"));
     }
@@ -347,7 +347,7 @@ fn settle(spec: SandboxSpec, place: &Place, base: &Base) -> Result<SandboxSpec> 
 }
 
 /// Whether every limit that was promised to hold does so here: the host may have changed since.
-fn holds(admitted: &Admitted, expected: &[Enforcement]) -> Result<()> {
+fn check_enforcement(admitted: &Admitted, expected: &[Enforcement]) -> Result<()> {
     let fully = |all: &[Enforcement]| -> BTreeSet<LimitKind> {
         let full = all.iter().filter(|one| matches!(one, Enforcement::Fully { .. }));
         full.map(Enforcement::limit).collect()

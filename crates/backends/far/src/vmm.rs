@@ -10,31 +10,31 @@ use std::process::Command;
 
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use stockade_backends::across::vmm::{FILES, FIRST, LONGEST};
+use stockade_backends::across::vmm::{MAX_MESSAGE_FILES, FIRST_FILE_FD, MAX_MESSAGE_BYTES};
 
 /// Only comes back if it fails.
 pub fn become_it(socket: &str) -> io::Error {
-    match received(socket) {
-        Ok((line, files)) => start(&line, &files),
+    match receive_arguments(socket) {
+        Ok((line, files)) => exec_vmm(&line, &files),
         Err(error) => error,
     }
 }
 
-fn start(line: &[u8], files: &[OwnedFd]) -> io::Error {
+fn exec_vmm(line: &[u8], files: &[OwnedFd]) -> io::Error {
     let words: Vec<String> = serde_json::from_slice(line).unwrap_or_default();
     let Some((program, rest)) = words.split_first() else {
         return io::ErrorKind::InvalidData.into();
     };
-    match numbered(files) {
+    match assign_numbers(files) {
         Ok(_kept) => Command::new(program).args(rest).exec(),
         Err(error) => error,
     }
 }
 
 /// The files under the numbers that the arguments name them by.
-fn numbered(files: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
+fn assign_numbers(files: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
     let number = |file| {
-        let copy = fcntl_dupfd_cloexec(file, FIRST)?;
+        let copy = fcntl_dupfd_cloexec(file, FIRST_FILE_FD)?;
         fcntl_setfd(&copy, FdFlags::empty())?;
         Ok(copy)
     };
@@ -42,11 +42,11 @@ fn numbered(files: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
 }
 
 /// The arguments and the files that they speak of.
-fn received(socket: &str) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+fn receive_arguments(socket: &str) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     // Once: whoever started this program is the only one who can see the name.
     let (socket, _) = UnixListener::bind(socket)?.accept()?;
-    let mut line = vec![0; LONGEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut line = vec![0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [io::IoSliceMut::new(&mut line)];
     let got = recvmsg(&socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;

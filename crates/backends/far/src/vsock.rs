@@ -10,8 +10,8 @@ use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use stockade_backends::across::guest::VSOCK_PORT;
 
-/// Whoever runs this machine, and whatever this machine is called.
-const ANY: u32 = u32::MAX;
+/// The wildcard context id: binds whatever this machine's id is.
+const VMADDR_CID_ANY: u32 = u32::MAX;
 
 /// What the kernel calls `sockaddr_vm`.
 #[repr(C)]
@@ -43,7 +43,7 @@ impl Listener {
             socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let family = AddressFamily::VSOCK.as_raw();
         let (reserved, flags, zero) = (0, 0, [0; 3]);
-        bind(&socket, &Address { family, reserved, port: VSOCK_PORT, machine: ANY, flags, zero })?;
+        bind(&socket, &Address { family, reserved, port: VSOCK_PORT, machine: VMADDR_CID_ANY, flags, zero })?;
         listen(&socket, 1)?;
         Ok(Self(socket))
     }

@@ -13,9 +13,9 @@ use stockade_core::{Error, ErrorCode, ProcessControl, Result, Span};
 
 use crate::serve::Outbox;
 
-/// The most executions that are watched at once.
-const EXECUTIONS: usize = 4096;
-/// How long the other side may take to end one.
+/// Limit of the executions that are watched at once.
+const MAX_WATCHED_EXECUTIONS: usize = 4096;
+/// Timeout for the peer to end an execution.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All of them.
@@ -81,7 +81,7 @@ impl Watches {
         let killer = Killer { out: self.out.clone(), execution };
         let state = &mut *self.lock();
         let control: Arc<dyn ProcessControl> = Arc::new(killer);
-        let walls = state.walls.as_ref().filter(|_| state.executions.len() < EXECUTIONS);
+        let walls = state.walls.as_ref().filter(|_| state.executions.len() < MAX_WATCHED_EXECUTIONS);
         let watched = walls.and_then(|walls| walls.watch(&control, cpu_time).ok());
         let holds = watched.is_some();
         state.executions.extend(watched.map(|watched| (execution, watched)));

@@ -6,10 +6,10 @@ use std::io;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The longest payload.
-pub const MOST: usize = 128 * 1024;
-/// Tag and length.
-const HEADER: usize = 5;
+/// Longest payload of a frame.
+pub const MAX_PAYLOAD_BYTES: usize = 128 * 1024;
+/// Header of a frame: its tag and its length.
+const FRAME_HEADER_BYTES: usize = 5;
 
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +58,10 @@ impl Frame {
     /// The bytes that travel. A payload beyond the bound is refused.
     pub fn encode(&self) -> Result<Bytes, FrameError> {
         let payload = self.payload();
-        if payload.len() > MOST {
+        if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(FrameError::TooLong(payload.len()));
         }
-        let mut bytes = Vec::with_capacity(HEADER + payload.len());
+        let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + payload.len());
         bytes.push(self.tag());
         // Checked just above: the length fits.
         bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -71,14 +71,14 @@ impl Frame {
 
     /// The next frame; nothing at the end.
     pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<Self>, FrameError> {
-        let mut header = [0; HEADER];
+        let mut header = [0; FRAME_HEADER_BYTES];
         if from.read(&mut header[..1]).await? == 0 {
             return Ok(None);
         }
         from.read_exact(&mut header[1..]).await?;
         let [tag, length @ ..] = header;
         let length = u32::from_le_bytes(length) as usize;
-        if length > MOST {
+        if length > MAX_PAYLOAD_BYTES {
             return Err(FrameError::TooLong(length));
         }
         let mut payload = vec![0; length];
@@ -121,6 +121,6 @@ mod tests {
         {
             assert!(read(bytes).await.is_err(), "{bytes:?}");
         }
-        assert!(Frame::Tree(vec![0; MOST + 1].into()).encode().is_err());
+        assert!(Frame::Tree(vec![0; MAX_PAYLOAD_BYTES + 1].into()).encode().is_err());
     }
 }

@@ -4,12 +4,12 @@
 use serde::{Deserialize, Serialize};
 use stockade_core::Capabilities;
 
-/// The name of the port that the machine is spoken to by.
-pub const PORT: &str = "stockade.pipe";
+/// Name of the serial port over which the machine is reached.
+pub const GUEST_PORT_NAME: &str = "stockade.pipe";
 /// The number of the port for monitors that have sockets in its place.
 pub const VSOCK_PORT: u32 = 1024;
-/// The longest line.
-pub const LINE: usize = 64 * 1024;
+/// Longest line.
+pub const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// The machine waits to be copied.
 #[derive(Debug, Serialize, Deserialize)]

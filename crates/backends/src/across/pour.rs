@@ -5,10 +5,10 @@ use std::io::{self, Read, Write};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// How many pieces may wait.
-pub const PIECES: usize = 8;
-/// How large a piece is.
-const PIECE: usize = 64 * 1024;
+/// Queue length, in chunks.
+pub const CHUNK_QUEUE_LENGTH: usize = 8;
+/// Size of a chunk.
+const CHUNK_BYTES: usize = 64 * 1024;
 
 /// What a thread reads from.
 pub struct Source {
@@ -24,13 +24,13 @@ pub struct Drain {
 
 /// A source and where its pieces are put. It ends when that is dropped.
 pub fn source() -> (mpsc::Sender<Bytes>, Source) {
-    let (sender, pieces) = mpsc::channel(PIECES);
+    let (sender, pieces) = mpsc::channel(CHUNK_QUEUE_LENGTH);
     (sender, Source { pieces, current: Bytes::new() })
 }
 
 /// A drain and where its pieces come out.
 pub fn drain() -> (Drain, mpsc::Receiver<Bytes>) {
-    let (pieces, receiver) = mpsc::channel(PIECES);
+    let (pieces, receiver) = mpsc::channel(CHUNK_QUEUE_LENGTH);
     (Drain { pieces, current: Vec::new() }, receiver)
 }
 
@@ -50,9 +50,9 @@ impl Read for Source {
 
 impl Write for Drain {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let taken = data.len().min(PIECE - self.current.len());
+        let taken = data.len().min(CHUNK_BYTES - self.current.len());
         self.current.extend_from_slice(&data[..taken]);
-        if self.current.len() == PIECE {
+        if self.current.len() == CHUNK_BYTES {
             self.flush()?;
         }
         Ok(taken)

@@ -9,8 +9,8 @@ use stockade_core::{
 
 use super::guest::Identity;
 
-/// The first line of the program on the other side, before any frame.
-pub const HELLO: &[u8] = b"stockade-far 1\n";
+/// First line of the program on the other side, before any frame.
+pub const HELLO_LINE: &[u8] = b"stockade-far 1\n";
 
 /// What this side asks of the other one.
 #[derive(Debug, Serialize, Deserialize)]

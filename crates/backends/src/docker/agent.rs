@@ -12,36 +12,36 @@ use stockade_core::{Error, ErrorCode, Result};
 use super::NAME;
 use crate::linux::{embed, private};
 
-/// Where it appears in a container.
-pub(super) const INSIDE: &str = "/.stockade-agent";
-/// Run by anybody, changed by nobody.
-const MODE: u32 = 0o555;
+/// The agent's path inside a container.
+pub(super) const AGENT_PATH: &str = "/.stockade-agent";
+/// The agent's file mode: executable by every user, writable by none.
+const AGENT_FILE_MODE: u32 = 0o555;
 
 /// Where it lies on the host.
 pub(super) fn outside() -> Result<PathBuf> {
-    private::base().and_then(|base| laid(&base)).map_err(|error| {
+    private::base().and_then(|base| ensure_agent_file(&base)).map_err(|error| {
         Error::new(ErrorCode::System, "create", "the agent cannot be laid out for the engine")
             .backend(NAME)
-            .remedy(private::REMEDY)
+            .remedy(private::PRIVATE_DIR_REMEDY)
             .source(error)
     })
 }
 
-fn laid(directory: &Path) -> io::Result<PathBuf> {
+fn ensure_agent_file(directory: &Path) -> io::Result<PathBuf> {
     let bytes = embed::agent_bytes();
     let hash: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     let file = directory.join(format!("agent-{}", &hash[..16]));
-    if !holds(&file, bytes) {
+    if !is_agent_file(&file, bytes) {
         write(directory, &file, bytes)?;
     }
     Ok(file)
 }
 
 /// Whether that very program lies there, everybody may run it, and nobody else could have put it there.
-fn holds(file: &Path, bytes: &[u8]) -> bool {
+fn is_agent_file(file: &Path, bytes: &[u8]) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let fits = fs::symlink_metadata(file).is_ok_and(|found| {
-        let ours = found.is_file() && found.uid() == own && found.mode() & 0o777 == MODE;
+        let ours = found.is_file() && found.uid() == own && found.mode() & 0o777 == AGENT_FILE_MODE;
         ours && found.len() == bytes.len() as u64
     });
     fits && fs::read(file).is_ok_and(|found| found == bytes)
@@ -54,7 +54,7 @@ fn write(directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut out = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
     let written = out
         .write_all(bytes)
-        .and_then(|()| out.set_permissions(Permissions::from_mode(MODE)))
+        .and_then(|()| out.set_permissions(Permissions::from_mode(AGENT_FILE_MODE)))
         .and_then(|()| out.sync_all());
     drop(out);
     written.and_then(|()| fs::rename(&draft, file)).inspect_err(|_| drop(fs::remove_file(&draft)))
@@ -67,14 +67,14 @@ mod tests {
     #[test]
     fn an_agent_that_not_everybody_may_run_or_that_was_changed_is_laid_anew() {
         let place = tempfile::tempdir().unwrap();
-        let file = laid(place.path()).unwrap();
-        assert!(holds(&file, embed::agent_bytes()));
+        let file = ensure_agent_file(place.path()).unwrap();
+        assert!(is_agent_file(&file, embed::agent_bytes()));
         fs::set_permissions(&file, Permissions::from_mode(0o500)).unwrap();
-        assert!(!holds(&file, embed::agent_bytes()));
-        assert_eq!(laid(place.path()).unwrap(), file);
+        assert!(!is_agent_file(&file, embed::agent_bytes()));
+        assert_eq!(ensure_agent_file(place.path()).unwrap(), file);
         fs::remove_file(&file).unwrap();
         fs::write(&file, "another").unwrap();
-        assert_eq!(laid(place.path()).unwrap(), file);
-        assert!(holds(&file, embed::agent_bytes()));
+        assert_eq!(ensure_agent_file(place.path()).unwrap(), file);
+        assert!(is_agent_file(&file, embed::agent_bytes()));
     }
 }

@@ -8,16 +8,18 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
-/// The most that a list of images may hold.
-const MOST: u64 = 1 << 20;
+/// Largest accepted image list.
+const MAX_LIST_BYTES: u64 = 1 << 20;
 
-/// The lists of images: of Docker's format, and of the OCI layout. The third only holds names.
-const MANIFEST: &str = "manifest.json";
-const INDEX: &str = "index.json";
-const NAMES: &str = "repositories";
+/// The image list of Docker's archive format.
+const DOCKER_MANIFEST_FILE: &str = "manifest.json";
+/// The image list of the OCI layout.
+const OCI_INDEX_FILE: &str = "index.json";
+/// A file that holds only the names of images.
+const REPOSITORIES_FILE: &str = "repositories";
 
-/// Annotations by which a layout names an image.
-const NAMING: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
+/// Annotations by which an OCI layout names an image.
+const NAME_ANNOTATIONS: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
 /// Copies the archive without its names.
 pub(super) fn copy(path: &Path, out: impl Write) -> io::Result<()> {
@@ -29,9 +31,9 @@ pub(super) fn copy(path: &Path, out: impl Write) -> io::Result<()> {
         let place = plain(&entry.path()?)?;
         match (list(&place, entry.header())?, place) {
             (_, place) if place.as_os_str().is_empty() => {}
-            (Some(NAMES), _) => {}
+            (Some(REPOSITORIES_FILE), _) => {}
             (Some(name), place) => {
-                let bytes = nameless(name, &mut entry)?;
+                let bytes = strip_image_names(name, &mut entry)?;
                 let mut header = tar::Header::new_gnu();
                 header.set_mode(0o644);
                 header.set_size(bytes.len() as u64);
@@ -64,7 +66,7 @@ fn plain(path: &Path) -> io::Result<PathBuf> {
 
 /// Which list of images an entry is. One that another could be taken for is no archive of an image.
 fn list(place: &Path, header: &tar::Header) -> io::Result<Option<&'static str>> {
-    let known = [MANIFEST, INDEX, NAMES];
+    let known = [DOCKER_MANIFEST_FILE, OCI_INDEX_FILE, REPOSITORIES_FILE];
     let name = place.file_name().unwrap_or(OsStr::new(""));
     let Some(name) = known.into_iter().find(|known| name == *known) else { return Ok(None) };
     let alone = place.components().count() == 1 && header.entry_type().is_file();
@@ -84,22 +86,22 @@ fn pass<R: Read>(
 }
 
 /// A list of exactly one image, without its names.
-fn nameless(name: &str, entry: impl Read) -> io::Result<Vec<u8>> {
+fn strip_image_names(name: &str, entry: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    entry.take(MOST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST {
+    entry.take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_LIST_BYTES {
         return Err(wrong("its list of images is too long"));
     }
     let mut told: Value = serde_json::from_slice(&bytes)?;
-    let images = if name == MANIFEST { Some(&mut told) } else { told.get_mut("manifests") };
+    let images = if name == DOCKER_MANIFEST_FILE { Some(&mut told) } else { told.get_mut("manifests") };
     let Some([image]) = images.and_then(Value::as_array_mut).map(Vec::as_mut_slice) else {
         return Err(wrong("it holds not exactly one image"));
     };
     let image = image.as_object_mut().ok_or_else(|| wrong("its list of images is malformed"))?;
-    if name == MANIFEST {
+    if name == DOCKER_MANIFEST_FILE {
         image.insert("RepoTags".into(), Value::Array(Vec::new()));
     } else if let Some(notes) = image.get_mut("annotations").and_then(Value::as_object_mut) {
-        NAMING.iter().for_each(|name| drop(notes.remove(*name)));
+        NAME_ANNOTATIONS.iter().for_each(|name| drop(notes.remove(*name)));
     }
     Ok(serde_json::to_vec(&told)?)
 }

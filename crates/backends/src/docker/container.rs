@@ -28,16 +28,16 @@ use crate::linux::cgroup::Group;
 use crate::linux::find;
 use crate::linux::hold::Hold;
 use crate::linux::running::{self, Built, Ending, Running, left_behind};
-use crate::linux::site::{DEADLINE, START_TIMEOUT};
+use crate::linux::site::{TEARDOWN_TIMEOUT, START_TIMEOUT};
 
-/// How often the engine is asked whether a container is gone.
-const POLL: Duration = Duration::from_millis(20);
+/// Interval at which the engine is asked whether a container and its helpers are gone.
+const ENGINE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long an engine may be busy making a container for somebody who is dead.
-const UNDERWAY: Duration = Duration::from_secs(2);
+/// How long an engine may still be making a container whose requester is dead.
+const CREATION_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// How long its helpers may take to end by themselves.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long the engine's helpers may take to end by themselves before they are killed.
+const HELPER_GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub(super) struct Container {
@@ -195,7 +195,7 @@ impl Started {
 async fn kill(api: &Api, name: &str) {
     let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
     // Whoever destroys it next is told if it is still there.
-    let _ = tokio::time::timeout(DEADLINE, api.remove_container(name, Some(options))).await;
+    let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, api.remove_container(name, Some(options))).await;
 }
 
 /// Who asked for a container.
@@ -220,14 +220,14 @@ pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()
         // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
         // the engine then says that it is at it.
         let asked =
-            tokio::time::timeout(DEADLINE, api.remove_container(&name, Some(options))).await;
+            tokio::time::timeout(TEARDOWN_TIMEOUT, api.remove_container(&name, Some(options))).await;
         let Ok(asked) = asked else {
             return Err(left_behind(&NAME, id, "the engine does not answer"));
         };
         match asked {
             Ok(()) => expected = None,
             Err(error) if is_missing(&error) => {
-                if expected.is_none_or(|since| since.elapsed() > UNDERWAY) {
+                if expected.is_none_or(|since| since.elapsed() > CREATION_GRACE_PERIOD) {
                     return Ok(());
                 }
             }
@@ -236,10 +236,10 @@ pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()
             Err(error) if is_busy(&error) => drop(api.unpause_container(&name).await),
             Err(error) => return Err(failed("destroy", &error)),
         }
-        if begun.elapsed() > DEADLINE {
+        if begun.elapsed() > TEARDOWN_TIMEOUT {
             return Err(left_behind(&NAME, id, "the engine does not remove its container"));
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(ENGINE_POLL_INTERVAL).await;
     }
 }
 
@@ -250,7 +250,7 @@ fn is_busy(error: &bollard::errors::Error) -> bool {
 
 /// Waits until its first process has ended: with it, everything in it.
 pub(super) async fn ended(running: &Running) -> Result<()> {
-    let waited = tokio::time::timeout(DEADLINE, running::ended(&running.pidfd)).await;
+    let waited = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&running.pidfd)).await;
     let left = |what| left_behind(&NAME, &running.id, what);
     waited
         .map_err(|_| left("its last process does not end"))?
@@ -277,13 +277,13 @@ pub(super) async fn attended_no_more(
         if left.is_empty() {
             return Ok(());
         }
-        if begun.elapsed() > DEADLINE {
+        if begun.elapsed() > TEARDOWN_TIMEOUT {
             return Err(left_behind(&NAME, id, "the engine's helper for it does not end"));
         }
-        if begun.elapsed() > GRACE {
+        if begun.elapsed() > HELPER_GRACE_PERIOD {
             let still = |pid: i32| find::is_helper(pid, engine, meant);
             left.iter().for_each(|pid| drop(find::kill_if(*pid, still)));
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(ENGINE_POLL_INTERVAL).await;
     }
 }

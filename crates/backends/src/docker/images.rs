@@ -23,26 +23,28 @@ use super::socket::{Engine, is_missing, words};
 use super::{NAME, Progress, failed, plan, tree};
 use crate::linux::fingerprint;
 
-/// One image is made at a time: engines fail where the same is made twice at once.
-static IMPORTING: Mutex<()> = Mutex::const_new(());
+/// Import lock: one image at a time, as engines fail where the same one is made twice at once.
+static IMPORT_LOCK: Mutex<()> = Mutex::const_new(());
 
 /// How long an image that somebody else is making may take to be there.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const IMPORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Nothing at all from the engine for this long: it will not come.
-const STALLED: Duration = Duration::from_secs(120);
+/// How long the engine may send nothing during a transfer before it is given up.
+const STALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The most lines of an answer, and how many of the last are kept.
+/// The most lines of an engine's reply.
 const MAX_LINES: usize = 1_000_000;
-const KEPT_LINES: usize = 64;
+/// How many of the last lines of a reply are kept.
+const MAX_TAIL_LINES: usize = 64;
 
-/// How old an image made of a directory may get, and how many are removed at once.
-const OLD_SECONDS: i64 = 30 * 24 * 60 * 60;
-const MOST_PRUNED: usize = 16;
+/// The age from which an image made of a directory is removed, in seconds.
+const MAX_IMAGE_AGE_SECONDS: i64 = 30 * 24 * 60 * 60;
+/// How many old images are removed at once.
+const MAX_PRUNED_IMAGES: usize = 16;
 
-/// Where images made of this host's files are kept.
-const KEPT: &str = "localhost/stockade";
+/// The repository of images made of this host's files.
+const IMAGE_REPOSITORY: &str = "localhost/stockade";
 
 /// An image that the engine has.
 pub(super) struct Image {
@@ -65,15 +67,15 @@ pub(super) async fn ready(
     let spec = admitted.spec();
     match &spec.image {
         Wanted::Host => host(&engine.api, plan::user(spec, engine)?).await,
-        Wanted::Directory(path) => alone(&engine.api, directory(engine, path).await?).await,
-        Wanted::Oci(path) => alone(&engine.api, archive(&engine.api, path).await?).await,
-        Wanted::Named(name) => alone(&engine.api, named(&engine.api, name, progress).await?).await,
+        Wanted::Directory(path) => describe_image(&engine.api, directory(engine, path).await?).await,
+        Wanted::Oci(path) => describe_image(&engine.api, archive(&engine.api, path).await?).await,
+        Wanted::Named(name) => describe_image(&engine.api, named(&engine.api, name, progress).await?).await,
         // Not admitted on this backend.
         Wanted::Wasm(path) => Err(unusable(path, "is not an image for an engine")),
     }
 }
 
-async fn alone(api: &Api, name: String) -> Result<Image> {
+async fn describe_image(api: &Api, name: String) -> Result<Image> {
     let found = api.inspect_image(&name).await.map_err(|error| failed("create", &error))?;
     let volumes = found.config.and_then(|config| config.volumes).unwrap_or_default();
     Ok(Image { id: found.id.unwrap_or(name), volumes, own: false, shown: Vec::new() })
@@ -88,7 +90,7 @@ async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
     });
     let shown = shown.collect();
     let archive = tree::of_pieces(&pieces).map_err(|error| not_packed("host", error))?;
-    let name = format!("{KEPT}/host:{}", fingerprint::hash(&archive));
+    let name = format!("{IMAGE_REPOSITORY}/host:{}", fingerprint::hash(&archive));
     if !has(api, &name).await? {
         import(api, &name, stream::iter([Ok(archive.into())])).await?;
     }
@@ -101,7 +103,7 @@ async fn directory(engine: &Engine, path: &HostPath) -> Result<String> {
     let key = tokio::task::spawn_blocking(move || fingerprint::of_tree(&root)).await;
     let key = key.map_err(std::io::Error::other).and_then(|key| key);
     let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
-    let name = format!("{KEPT}/{kind}:{}", tag(path, &key));
+    let name = format!("{IMAGE_REPOSITORY}/{kind}:{}", tag(path, &key));
     if !has(api, &name).await? {
         import(api, &name, tree::stream(path.as_path().to_owned(), engine.rootless)).await?;
         prune(api, kind, path, &name).await;
@@ -111,10 +113,10 @@ async fn directory(engine: &Engine, path: &HostPath) -> Result<String> {
 
 /// Where something lies, and its state: so that an earlier state of the same is known.
 fn tag(path: &HostPath, key: &str) -> String {
-    format!("{}{key}", place(path))
+    format!("{}{key}", path_tag_prefix(path))
 }
 
-fn place(path: &HostPath) -> String {
+fn path_tag_prefix(path: &HostPath) -> String {
     format!("{:.16}-", fingerprint::hash(path.to_string().as_bytes()))
 }
 
@@ -123,7 +125,7 @@ async fn archive(api: &Api, path: &HostPath) -> Result<String> {
     let key = fingerprint::version(path.as_path());
     let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
     let kind = "archive";
-    let (repo, tag) = (format!("{KEPT}/{kind}"), tag(path, &key));
+    let (repo, tag) = (format!("{IMAGE_REPOSITORY}/{kind}"), tag(path, &key));
     let name = format!("{repo}:{tag}");
     if has(api, &name).await? {
         return Ok(name);
@@ -144,7 +146,7 @@ async fn archive(api: &Api, path: &HostPath) -> Result<String> {
 /// Removes images of earlier states of the same, and old ones that will be made again if anybody wants
 /// them: a few at a time. The engine keeps what a container uses. Failing to is no harm.
 async fn prune(api: &Api, kind: &str, path: &HostPath, kept: &str) {
-    let filters = HashMap::from([("reference".to_owned(), vec![format!("{KEPT}/{kind}")])]);
+    let filters = HashMap::from([("reference".to_owned(), vec![format!("{IMAGE_REPOSITORY}/{kind}")])]);
     let options = ListImagesOptions { filters: Some(filters), ..ListImagesOptions::default() };
     let Ok(images) = api.list_images(Some(options)).await else { return };
     for name in unwanted(&images, kind, path, kept) {
@@ -153,16 +155,16 @@ async fn prune(api: &Api, kind: &str, path: &HostPath, kept: &str) {
 }
 
 fn unwanted(images: &[ImageSummary], kind: &str, path: &HostPath, kept: &str) -> Vec<String> {
-    let earlier = &format!("{KEPT}/{kind}:{}", place(path));
+    let earlier = &format!("{IMAGE_REPOSITORY}/{kind}:{}", path_tag_prefix(path));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
     let names = images.iter().flat_map(|image| {
         // Of a loaded one this is when somebody made it, which tells nothing.
-        let old = kind == "directory" && now - image.created > OLD_SECONDS;
+        let old = kind == "directory" && now - image.created > MAX_IMAGE_AGE_SECONDS;
         image.repo_tags.iter().filter(move |name| old || name.starts_with(earlier))
     });
-    let unwanted = names.filter(|name| *name != kept && name.starts_with(KEPT));
-    unwanted.take(MOST_PRUNED).cloned().collect()
+    let unwanted = names.filter(|name| *name != kept && name.starts_with(IMAGE_REPOSITORY));
+    unwanted.take(MAX_PRUNED_IMAGES).cloned().collect()
 }
 
 /// What an engine says when it has loaded something.
@@ -210,7 +212,7 @@ async fn import(
     name: &str,
     archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
 ) -> Result<()> {
-    let _alone = IMPORTING.lock().await;
+    let _alone = IMPORT_LOCK.lock().await;
     if has(api, name).await? {
         return Ok(());
     }
@@ -254,13 +256,13 @@ async fn drain<T>(
     tokio::pin!(answer);
     let mut kept = Vec::new();
     for _ in 0..MAX_LINES {
-        match tokio::time::timeout(STALLED, answer.next()).await {
-            Err(_) => return Err(format!("nothing came for {} s", STALLED.as_secs())),
+        match tokio::time::timeout(STALL_TIMEOUT, answer.next()).await {
+            Err(_) => return Err(format!("nothing came for {} s", STALL_TIMEOUT.as_secs())),
             Ok(None) => return Ok(kept),
             Ok(Some(Err(error))) => return Err(words(&error)),
             Ok(Some(Ok(line))) => kept.extend(keep(line)),
         }
-        let excess = kept.len().saturating_sub(KEPT_LINES);
+        let excess = kept.len().saturating_sub(MAX_TAIL_LINES);
         kept.drain(..excess);
     }
     Err("it does not come to an end".into())

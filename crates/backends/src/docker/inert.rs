@@ -27,10 +27,10 @@ const MAX_VOLUMES: usize = 64;
 const MAX_LINKS: usize = 16;
 /// The bit of a link in a mode as engines tell it.
 const MODE_SYMLINK: u64 = 1 << 27;
-/// Where engines tell of a file.
-const STAT: &str = "X-Docker-Container-Path-Stat";
-/// What lies over a declared volume: nothing, to which nobody can write.
-const NOTHING: &str = "ro,noexec,nosuid,nodev,size=4096,mode=555";
+/// The HTTP header in which engines describe a file.
+const PATH_STAT_HEADER: &str = "X-Docker-Container-Path-Stat";
+/// Mount options of the tmpfs that covers a declared volume: empty and read-only.
+const EMPTY_VOLUME_OPTIONS: &str = "ro,noexec,nosuid,nodev,size=4096,mode=555";
 
 /// No check of health, whatever the image says: it would be a program that nobody has asked for.
 pub(super) fn no_health_check() -> HealthConfig {
@@ -54,7 +54,7 @@ pub(super) fn cover_volumes(host: &mut HostConfig, volumes: &[String]) -> Result
             let what = format!("declares a volume at `{volume}`, in the way of `{target}`");
             return Err(refused(&what));
         }
-        host.tmpfs.get_or_insert_default().insert(volume, NOTHING.into());
+        host.tmpfs.get_or_insert_default().insert(volume, EMPTY_VOLUME_OPTIONS.into());
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ pub(super) async fn check_links(
     cover_volumes(&mut host, &image.volumes)?;
     let body = ContainerCreateBody {
         image: Some(image.id.clone()),
-        entrypoint: Some(vec![agent::INSIDE.into()]),
+        entrypoint: Some(vec![agent::AGENT_PATH.into()]),
         cmd: Some(Vec::new()),
         healthcheck: Some(no_health_check()),
         network_disabled: Some(true),
@@ -116,7 +116,7 @@ async fn check_in(engine: &Engine, container: &str, targets: &BTreeSet<String>) 
         let resolved = files.resolve(target).await?;
         let elsewhere = resolved != *target;
         let into = targets.iter().find(|other| overlap(other, &resolved));
-        if elsewhere && (target == agent::INSIDE || into.is_some()) {
+        if elsewhere && (target == agent::AGENT_PATH || into.is_some()) {
             let what = format!("has a link at `{target}`, which would lead the mount elsewhere");
             return Err(refused(&what));
         }
@@ -168,7 +168,7 @@ impl<'a> Files<'a> {
         let response = self.connection.sender.send_request(request).await?;
         let status = response.status();
         // Also beside an error, for a link that leads nowhere.
-        let Some(told) = response.headers().get(STAT) else {
+        let Some(told) = response.headers().get(PATH_STAT_HEADER) else {
             let missing = status == StatusCode::NOT_FOUND;
             return if missing { Ok(None) } else { Err(format!("it answered {status}").into()) };
         };
@@ -241,7 +241,7 @@ mod tests {
         let volumes: Vec<_> = volumes.iter().map(|path| (*path).to_owned()).collect();
         cover_volumes(&mut host, &volumes)?;
         let mut nothing: Vec<_> = host.tmpfs.unwrap().into_iter().collect();
-        nothing.retain(|(_, options)| options == NOTHING);
+        nothing.retain(|(_, options)| options == EMPTY_VOLUME_OPTIONS);
         let mut paths: Vec<_> = nothing.into_iter().map(|(path, _)| path).collect();
         paths.sort();
         Ok(paths)

@@ -16,17 +16,17 @@ use tokio::task::AbortHandle;
 
 use super::{NAME, plan};
 
-/// How long the engine may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The most it may say.
-const MOST: usize = 64 << 20;
+/// How long the engine may take to list containers.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The engine's longest accepted reply.
+const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Anything that can go wrong on the way.
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The sandboxes of this user, whoever made them.
 pub(super) async fn sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
-    let asked = tokio::time::timeout(PATIENCE, ask(socket)).await;
+    let asked = tokio::time::timeout(LIST_TIMEOUT, ask(socket)).await;
     let listed = asked.unwrap_or_else(|_| Err("it does not answer".into()));
     let listed = listed.map_err(|error| {
         Error::new(ErrorCode::Unavailable, "list", format!("the engine failed: {error}"))
@@ -34,7 +34,7 @@ pub(super) async fn sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
             .remedy("see whether the engine still runs, and try again")
     })?;
     let containers = listed.as_array().map(Vec::as_slice).unwrap_or_default();
-    let id = |container: &Value| container["Labels"][plan::SANDBOX].as_str()?.parse().ok();
+    let id = |container: &Value| container["Labels"][plan::SANDBOX_LABEL].as_str()?.parse().ok();
     Ok(containers.iter().filter_map(id).collect())
 }
 
@@ -60,14 +60,14 @@ impl Drop for Connection {
 
 async fn ask(socket: &Path) -> Result<Value, Failure> {
     let mut connection = Connection::open(socket).await?;
-    let owned = format!("{}={}", plan::OWNER, plan::owner());
+    let owned = format!("{}={}", plan::OWNER_LABEL, plan::owner());
     let filters = escaped(&json!({ "label": [owned] }).to_string());
     let request = Request::get(format!("/v1.40/containers/json?all=true&filters={filters}"))
         .header("Host", "engine")
         .body(Empty::<Bytes>::new())?;
     let response = connection.sender.send_request(request).await?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), MOST).collect().await?.to_bytes();
+    let body = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect().await?.to_bytes();
     match status.is_success() {
         true => Ok(serde_json::from_slice(&body)?),
         false => Err(format!("it answered {status}").into()),

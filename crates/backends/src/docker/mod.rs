@@ -45,11 +45,11 @@ pub use socket::Options;
 /// The docker backend's name.
 pub const NAME: BackendName = BackendName::literal("docker");
 
-/// How long the sweeping of what dead engines left may hold up whoever connects.
-const SWEEPING: Duration = Duration::from_secs(15);
+/// How long sweeping up what dead engines left may delay a new connection.
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How soon whoever reaps several goes on with the next.
-const AT_IT: Duration = Duration::from_millis(500);
+/// The longest gap between two reaped containers that belong to one series.
+const REAP_SERIES_GAP: Duration = Duration::from_millis(500);
 
 /// How long an engine may take to build a container, whoever still waits for it.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(100);
@@ -129,7 +129,7 @@ impl Inner {
     async fn connect(&self) -> Result<Engine> {
         let engine = Engine::connect(&self.options).await?;
         // What cannot be swept now stops nobody: whoever connects next tries again.
-        let _ = tokio::time::timeout(SWEEPING, sweep(&engine)).await;
+        let _ = tokio::time::timeout(SWEEP_TIMEOUT, sweep(&engine)).await;
         Ok(engine)
     }
 
@@ -229,7 +229,7 @@ impl Inner {
     /// Since when whoever reaps has been at it, so that it waits once for all that it reaps.
     fn reaping_since(&self) -> Instant {
         let (mut reaping, now) = (lock(&self.reaping), Instant::now());
-        let since = reaping.filter(|(_, last)| now - *last < AT_IT).map_or(now, |(since, _)| since);
+        let since = reaping.filter(|(_, last)| now - *last < REAP_SERIES_GAP).map_or(now, |(since, _)| since);
         *reaping = Some((since, now));
         since
     }

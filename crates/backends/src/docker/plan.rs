@@ -13,14 +13,14 @@ use stockade_core::{
     Admitted, Boundary, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, TenantName, User,
     WORKSPACE_ROOT, Workspace,
 };
-use stockade_launcher::{HOME, PRIVATE, Rlimits};
+use stockade_launcher::{SANDBOX_HOME, PRIVATE_DIRECTORIES, Rlimits};
 
 use super::images::Image;
 use super::socket::Engine;
 use super::{NAME, agent, inert};
 use crate::linux::limits::{counted_inside, per_process, with_runtime};
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
+use crate::linux::{MAX_SCRATCH_BYTES, OWN_PROCESSES, DEFAULT_USER};
 
 /// Whom a rootless engine's own user is inside.
 const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
@@ -28,13 +28,13 @@ const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
 const MANY_PROCESSES: u64 = 32_768;
 
 /// The label with the sandbox's id.
-pub(super) const SANDBOX: &str = "stockade.sandbox";
+pub(super) const SANDBOX_LABEL: &str = "stockade.sandbox";
 /// The label with the host's user whose sandbox it is.
-pub(super) const OWNER: &str = "stockade.owner";
+pub(super) const OWNER_LABEL: &str = "stockade.owner";
 /// The label with the tenant.
-const TENANT: &str = "stockade.tenant";
+const TENANT_LABEL: &str = "stockade.tenant";
 /// The label with the engine's process.
-const ENGINE: &str = "stockade.engine";
+const ENGINE_LABEL: &str = "stockade.engine";
 
 /// What the container of a sandbox is called.
 pub(super) fn name(id: &SandboxId) -> String {
@@ -71,7 +71,7 @@ pub(super) fn body(
         stdin_once: Some(true),
         tty: Some(false),
         env: Some(Vec::new()),
-        entrypoint: Some(vec![agent::INSIDE.into()]),
+        entrypoint: Some(vec![agent::AGENT_PATH.into()]),
         cmd: Some(agent.collect()),
         image: Some(image.id.clone()),
         // What the image says of these is not heard.
@@ -90,10 +90,10 @@ pub(super) fn body(
 pub(super) fn labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashMap<String, String> {
     let label = |name: &str, value: String| (name.to_owned(), value);
     HashMap::from([
-        label(SANDBOX, id.to_string()),
-        label(OWNER, owner()),
-        label(TENANT, tenant.map(TenantName::to_string).unwrap_or_default()),
-        label(ENGINE, std::process::id().to_string()),
+        label(SANDBOX_LABEL, id.to_string()),
+        label(OWNER_LABEL, owner()),
+        label(TENANT_LABEL, tenant.map(TenantName::to_string).unwrap_or_default()),
+        label(ENGINE_LABEL, std::process::id().to_string()),
     ])
 }
 
@@ -174,7 +174,7 @@ fn private(
     user: User,
     engine: &Engine,
 ) -> HashMap<String, String> {
-    let size = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
+    let size = limits.disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let User { uid, gid } = user;
     let options = |mode: u32, owned: bool| {
         let (mode, owner) = match (owned, engine.owned_memory) {
@@ -185,9 +185,9 @@ fn private(
         };
         format!("rw,exec,nosuid,nodev,size={size},mode={mode:o}{owner}")
     };
-    let mut places: HashMap<_, _> = PRIVATE
+    let mut places: HashMap<_, _> = PRIVATE_DIRECTORIES
         .iter()
-        .map(|(path, mode)| ((*path).to_owned(), options(*mode, matches!(*path, HOME | "/run"))))
+        .map(|(path, mode)| ((*path).to_owned(), options(*mode, matches!(*path, SANDBOX_HOME | "/run"))))
         .collect();
     if spec.workspace == Workspace::Ephemeral {
         let mode = if spec.read_only { "ro" } else { "rw" };
@@ -198,7 +198,7 @@ fn private(
 }
 
 fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
-    let mut mounts = vec![bind(&agent::outside()?, agent::INSIDE, true)?];
+    let mut mounts = vec![bind(&agent::outside()?, agent::AGENT_PATH, true)?];
     for directory in &image.shown {
         mounts.push(bind(directory, &directory.to_string_lossy(), true)?);
     }
@@ -257,6 +257,6 @@ pub(super) fn user(spec: &SandboxSpec, engine: &Engine) -> Result<User> {
             })?;
             Ok(User { uid: found.uid(), gid: found.gid() })
         }
-        Workspace::Overlay(_) | Workspace::Ephemeral => Ok(SOMEBODY),
+        Workspace::Overlay(_) | Workspace::Ephemeral => Ok(DEFAULT_USER),
     }
 }

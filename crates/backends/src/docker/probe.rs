@@ -11,8 +11,8 @@ use super::{Docker, Inner, NAME, Purpose, Seen};
 use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
-/// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 24] = [
+/// Features that are there whenever the walls stand, each with what provides it.
+const WALL_FEATURES: [(Feature, &str); 24] = [
     (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "the container's mounts, with a read-only root"),
     (Feature::ProcessIsolation, "the container's process namespace"),
@@ -39,10 +39,10 @@ const WALLS: [(Feature, &str); 24] = [
     (Feature::FileTransfer, "the agent, resolved by openat2"),
 ];
 
-const OTHER: &str = "choose a backend that has it";
+const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
-/// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 6] = [
+/// Features that are not offered, each with the reason and the remedy.
+const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (
         Feature::CopyOnWriteRoot,
         "an image's files belong to its own users, and the host's are mounted read-only",
@@ -64,12 +64,12 @@ const ABSENT: [(Feature, &str, &str); 6] = [
         "it runs programs of the host's own kind",
         "use a backend for WebAssembly",
     ),
-    (Feature::FullSnapshot, "it cannot capture memory", OTHER),
+    (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
 pub(super) async fn measure(docker: &Docker) -> Capabilities {
-    match look(&docker.inner).await {
-        Ok(seen) => stands(&seen),
+    match inspect_container(&docker.inner).await {
+        Ok(seen) => describe_features(&seen),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/docker.md").to_owned();
             // Nothing was seen that could claim more.
@@ -81,7 +81,7 @@ pub(super) async fn measure(docker: &Docker) -> Capabilities {
 
 /// Looks at a container; and, where that has a kernel of its own, at one that is made for such a
 /// kernel.
-async fn look(docker: &Arc<Inner>) -> Result<Seen, Error> {
+async fn inspect_container(docker: &Arc<Inner>) -> Result<Seen, Error> {
     let seen = trial(docker, Boundary::SharedKernel).await?;
     if seen.boundary == Boundary::SharedKernel {
         return Ok(seen);
@@ -106,13 +106,13 @@ async fn trial(docker: &Arc<Inner>, boundary: Boundary) -> Result<Seen, Error> {
     .await
 }
 
-fn stands(seen: &Seen) -> Capabilities {
+fn describe_features(seen: &Seen) -> Capabilities {
     let mut all = Capabilities::none(NAME, seen.boundary)
         .with(Feature::Pause, Support::full("the engine's freezer"));
-    for (feature, by) in WALLS {
+    for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
     }
-    for (feature, reason, remedy) in ABSENT {
+    for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, kind) in [
@@ -127,7 +127,7 @@ fn stands(seen: &Seen) -> Capabilities {
     // A freezer is one of a group's.
     if seen.loose.contains(&LimitKind::CpuTime) {
         let reason = "its containers have no control group to be frozen in";
-        all = all.with(Feature::Pause, Support::missing(reason, OTHER));
+        all = all.with(Feature::Pause, Support::missing(reason, OTHER_BACKEND_REMEDY));
     }
     if seen.one_user {
         let (reason, remedy) = ("its containers have one user", "give it ranges in /etc/subuid");

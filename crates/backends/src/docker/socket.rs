@@ -11,12 +11,12 @@ use stockade_core::{Error, ErrorCode, Result, clean_foreign};
 
 use super::NAME;
 
-/// How long the engine may take for an answer that is not about images.
-const PATIENCE: u64 = 60;
-/// How long it may take to say who it is.
-const GREETING: Duration = Duration::from_secs(15);
+/// How long the engine may take for a reply that is not about images, in seconds.
+const REQUEST_TIMEOUT_SECONDS: u64 = 60;
+/// How long the engine may take for the handshake, in which it says who it is.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
-const START: &str = "install `docker.io` or `podman` and start it, and see that you may use its \
+const ENGINE_REMEDY: &str = "install `docker.io` or `podman` and start it, and see that you may use its \
                      socket; DOCKER_HOST=unix://… names another one";
 
 /// Which engine, and how it builds.
@@ -61,10 +61,10 @@ impl Options {
         }
         if let Some(host) = std::env::var_os("DOCKER_HOST").filter(|host| !host.is_empty()) {
             let host = host.to_string_lossy().into_owned();
-            return host.strip_prefix("unix://").map(PathBuf::from).ok_or_else(|| elsewhere(&host));
+            return host.strip_prefix("unix://").map(PathBuf::from).ok_or_else(|| remote_engine_error(&host));
         }
-        let found = usual().into_iter().find(|path| path.exists());
-        found.ok_or_else(|| unavailable("no engine's socket is there").remedy(START))
+        let found = default_sockets().into_iter().find(|path| path.exists());
+        found.ok_or_else(|| unavailable("no engine's socket is there").remedy(ENGINE_REMEDY))
     }
 
     /// Changes when the engine was started anew.
@@ -77,7 +77,7 @@ impl Options {
     }
 }
 
-fn usual() -> Vec<PathBuf> {
+fn default_sockets() -> Vec<PathBuf> {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let own = own.iter().flat_map(|dir| [dir.join("docker.sock"), dir.join("podman/podman.sock")]);
     let system = ["/run/docker.sock", "/run/podman/podman.sock"].map(PathBuf::from);
@@ -94,9 +94,9 @@ impl Engine {
     pub(super) async fn connect(options: &Options) -> Result<Self> {
         let socket = options.socket()?;
         let path = socket.to_string_lossy();
-        let api = Api::connect_with_unix(&path, PATIENCE, bollard::API_DEFAULT_VERSION)
+        let api = Api::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, bollard::API_DEFAULT_VERSION)
             .map_err(|error| unreachable(&path, &error))?;
-        let greeted = tokio::time::timeout(GREETING, greet(api, socket.clone(), options)).await;
+        let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(api, socket.clone(), options)).await;
         greeted
             .map_err(|_| unavailable("it does not answer").remedy("see why the engine hangs"))?
             .map_err(|error| unreachable(&path, &error))
@@ -138,10 +138,10 @@ fn unavailable(message: impl Into<String>) -> Error {
 }
 
 fn unreachable(path: &str, error: &ApiError) -> Error {
-    unavailable(format!("the engine at `{path}` cannot be reached: {}", words(error))).remedy(START)
+    unavailable(format!("the engine at `{path}` cannot be reached: {}", words(error))).remedy(ENGINE_REMEDY)
 }
 
-fn elsewhere(host: &str) -> Error {
+fn remote_engine_error(host: &str) -> Error {
     unavailable(format!(
         "DOCKER_HOST is `{host}`: an engine elsewhere does not see this host's files"
     ))

@@ -12,9 +12,10 @@ use tokio::sync::mpsc;
 
 use crate::linux::fingerprint::visit;
 
-/// How much is packed at once, and how much of that may wait.
-const PIECE: usize = 1 << 18;
-const WAITING: usize = 4;
+/// The size of a chunk of a packed archive.
+const CHUNK_BYTES: usize = 1 << 18;
+/// How many chunks may wait to be sent.
+const MAX_QUEUED_CHUNKS: usize = 4;
 
 /// A root of links, small files and mount points. The same pieces always give the same bytes.
 pub(super) fn of_pieces(pieces: &[Piece]) -> io::Result<Vec<u8>> {
@@ -123,9 +124,9 @@ pub(super) fn archive(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + 
 fn from_thread(
     write: impl FnOnce(Sender) -> io::Result<()> + Send + 'static,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-    let (send, receive) = mpsc::channel(WAITING);
+    let (send, receive) = mpsc::channel(MAX_QUEUED_CHUNKS);
     tokio::task::spawn_blocking(move || {
-        let sender = Sender { to: send.clone(), piece: Vec::with_capacity(PIECE) };
+        let sender = Sender { to: send.clone(), piece: Vec::with_capacity(CHUNK_BYTES) };
         if let Err(error) = write(sender) {
             // A reader that is gone does not care why.
             let _ = send.blocking_send(Err(error));
@@ -144,7 +145,7 @@ struct Sender {
 impl Write for Sender {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.piece.extend_from_slice(bytes);
-        if self.piece.len() >= PIECE {
+        if self.piece.len() >= CHUNK_BYTES {
             self.flush()?;
         }
         Ok(bytes.len())
@@ -154,7 +155,7 @@ impl Write for Sender {
         if self.piece.is_empty() {
             return Ok(());
         }
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(CHUNK_BYTES));
         let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
         self.to.blocking_send(Ok(piece.into())).map_err(gone)
     }

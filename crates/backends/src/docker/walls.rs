@@ -16,8 +16,8 @@ use super::socket::Engine;
 use crate::linux::OWN_PROCESSES;
 use crate::linux::cgroup::{Group, Held};
 
-/// The most that is read of a file that another kernel makes up.
-const MOST: u32 = 64 << 10;
+/// How much is read of a file in the guest kernel's `/proc`.
+const MAX_PROC_BYTES: u32 = 64 << 10;
 
 /// Who the process is that the engine names as a container's first.
 pub(super) enum First {
@@ -102,7 +102,7 @@ pub(super) async fn read_back(
 
 async fn inside(client: &AgentClient, path: &str) -> Result<String> {
     let path = path.parse().map_err(|_| missing("a kernel that can be asked"))?;
-    let read = client.files().read(&path, 0, MOST).await?;
+    let read = client.files().read(&path, 0, MAX_PROC_BYTES).await?;
     Ok(String::from_utf8_lossy(&read).into_owned())
 }
 

@@ -15,14 +15,14 @@ use super::plan::Plan;
 use super::private::unusable;
 use crate::linux::embed;
 
-/// The agent, inside.
-pub(super) const AGENT: &str = "/.stockade-agent";
+/// The agent's path inside.
+pub(super) const AGENT_PATH: &str = "/.stockade-agent";
 
-/// For everybody to look into, and for nobody else to change.
-const OPEN: u32 = 0o755;
+/// The mode of directories and of the agent: readable by every user, writable by the owner alone.
+const PUBLIC_MODE: u32 = 0o755;
 
-/// A file that something else is mounted on.
-const POINT: u32 = 0o644;
+/// The mode of a file that another is mounted on.
+const MOUNT_POINT_MODE: u32 = 0o644;
 
 /// One part of a root.
 pub(super) enum Part<'p> {
@@ -39,7 +39,7 @@ pub(super) type Parts<'p> = [(&'p Path, Part<'p>)];
 /// Every part of a root with where it lies, in the order in which they are laid.
 pub(super) fn parts(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
     let mut parts: Vec<_> = points(plan);
-    parts.push((Path::new(AGENT), Part::File(embed::agent_bytes(), OPEN)));
+    parts.push((Path::new(AGENT_PATH), Part::File(embed::agent_bytes(), PUBLIC_MODE)));
     let made = |piece: &'_ Made| matches!(piece, Made::File(_));
     let (files, links): (Vec<_>, Vec<_>) = plan.pieces.iter().partition(|piece| made(&piece.made));
     for piece in files.into_iter().chain(links) {
@@ -75,7 +75,7 @@ fn points(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
 pub(super) fn lay(root: &Path, parts: &Parts<'_>) -> Result<()> {
     make(root).map_err(|error| unusable("the root cannot be laid out", error))?;
     for (target, part) in parts {
-        let laid = lay_one(&at(root, target), part);
+        let laid = lay_one(&host_path(root, target), part);
         laid.map_err(|error| match part {
             Part::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => behind(target),
             Part::Directory | Part::Point | Part::File(..) | Part::Link(_) => {
@@ -87,7 +87,7 @@ pub(super) fn lay(root: &Path, parts: &Parts<'_>) -> Result<()> {
 }
 
 /// Where something lies in the root, as seen from the host.
-fn at(root: &Path, target: &Path) -> PathBuf {
+fn host_path(root: &Path, target: &Path) -> PathBuf {
     root.join(target.strip_prefix("/").unwrap_or(target))
 }
 
@@ -99,7 +99,7 @@ fn lay_one(place: &Path, part: &Part<'_>) -> io::Result<()> {
         Part::Directory => make(place),
         Part::Point => {
             let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(POINT);
+            options.write(true).create(true).truncate(false).mode(MOUNT_POINT_MODE);
             options.open(place).map(drop)
         }
         Part::File(bytes, mode) => write(place, bytes, *mode),
@@ -114,8 +114,8 @@ fn make(place: &Path) -> io::Result<()> {
         return Ok(());
     }
     place.parent().map_or(Ok(()), make)?;
-    DirBuilder::new().mode(OPEN).create(place)?;
-    fs::set_permissions(place, Permissions::from_mode(OPEN))
+    DirBuilder::new().mode(PUBLIC_MODE).create(place)?;
+    fs::set_permissions(place, Permissions::from_mode(PUBLIC_MODE))
 }
 
 /// A new file: what is there already is a place that something else was meant for.
@@ -127,14 +127,14 @@ fn write(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 
 /// Whether a root has every part as it would be laid now: somebody may have tidied up in it.
 pub(super) fn fits(root: &Path, parts: &Parts<'_>) -> bool {
-    parts.iter().all(|(target, part)| fits_one(&at(root, target), part).unwrap_or(false))
+    parts.iter().all(|(target, part)| fits_one(&host_path(root, target), part).unwrap_or(false))
 }
 
 fn fits_one(place: &Path, part: &Part<'_>) -> io::Result<bool> {
     let found = fs::symlink_metadata(place)?;
     let has = |mode: u32| found.permissions().mode() & 0o7777 == mode;
     Ok(match part {
-        Part::Directory => found.is_dir() && has(OPEN),
+        Part::Directory => found.is_dir() && has(PUBLIC_MODE),
         Part::Point => found.is_file() && found.permissions().mode() & 0o022 == 0,
         Part::File(bytes, mode) => found.is_file() && has(*mode) && fs::read(place)? == *bytes,
         Part::Link(to) => found.is_symlink() && fs::read_link(place)? == *to,

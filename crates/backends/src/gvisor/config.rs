@@ -14,7 +14,7 @@ use oci_spec::runtime::{
 use stockade_core::{SandboxId, User};
 use stockade_launcher::{Made, Rlimits};
 
-use super::bundle::AGENT;
+use super::bundle::AGENT_PATH;
 use super::plan::{Bind, Place, Plan};
 use crate::linux::private;
 
@@ -58,7 +58,7 @@ fn process(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Process> {
     ProcessBuilder::default()
         .terminal(false)
         .user(UserBuilder::default().uid(uid).gid(gid).build()?)
-        .args([AGENT, "--apart", "0,1", plan.workspace_dir.as_str(), id.as_str()].map(String::from))
+        .args([AGENT_PATH, "--apart", "0,1", plan.workspace_dir.as_str(), id.as_str()].map(String::from))
         .env(Vec::new())
         .cwd("/")
         .capabilities(capabilities)

@@ -46,14 +46,15 @@ use crate::linux::hold::Hold;
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
-use crate::linux::site::{DEADLINE, START_TIMEOUT, Site};
+use crate::linux::site::{TEARDOWN_TIMEOUT, START_TIMEOUT, Site};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, find, lock};
 
 /// The gvisor backend's name.
 pub const NAME: BackendName = BackendName::literal("gvisor");
 
-const HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
+/// The backend's control groups.
+const CGROUP_HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
 
 /// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
 pub struct Gvisor(Arc<Inner>);
@@ -78,7 +79,7 @@ impl Default for Gvisor {
 impl Inner {
     fn of(program: Option<PathBuf>) -> Self {
         Self {
-            site: Site::new(NAME, HOUSE, Launcher::start),
+            site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
             program,
             spawner: OnceLock::new(),
             platform: tokio::sync::Mutex::default(),
@@ -262,13 +263,13 @@ impl Inner {
         };
         for pid in find::pids().filter(|pid| meant(*pid)) {
             if let Some(pidfd) = find::kill_if(pid, meant) {
-                let _ = tokio::time::timeout(DEADLINE, running::ended(&pidfd)).await;
+                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&pidfd)).await;
             }
         }
         if find::pids().any(meant) {
             return Err(running::left_behind(&NAME, id, "a process of the runtime does not end"));
         }
-        let closed = tokio::time::timeout(DEADLINE, control_socket_closed(id)).await;
+        let closed = tokio::time::timeout(TEARDOWN_TIMEOUT, control_socket_closed(id)).await;
         closed.map_err(|_| running::left_behind(&NAME, id, "the runtime's socket stays open"))
     }
 

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use stockade_core::{
     Admitted, HostPath, Image, Result, SandboxSpec, User, WORKSPACE_ROOT, Workspace,
 };
-use stockade_launcher::{Made, PRIVATE, Piece, host_root};
+use stockade_launcher::{Made, PRIVATE_DIRECTORIES, Piece, host_root};
 
 use super::NAME;
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::{MOST_SCRATCH, OURS, SOMEBODY};
+use crate::linux::{MAX_SCRATCH_BYTES, RESERVED_DIRECTORIES, DEFAULT_USER};
 
-/// Without privileges on any host.
-const NOBODY: u32 = 65534;
+/// The user and group without privileges on any host.
+const NOBODY_ID: u32 = 65534;
 
 /// What the guest will see.
 pub(super) struct Plan {
@@ -56,7 +56,7 @@ pub(super) struct Place {
 
 pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
     let spec = admitted.spec();
-    let scratch = admitted.limits().disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
+    let scratch = admitted.limits().disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let user = user(spec, rootless);
     let mut binds = mounts(spec)?;
     let place = |(target, mode): (&str, u32), read_only: bool| Place {
@@ -65,7 +65,7 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
         bytes: scratch,
         read_only,
     };
-    let mut places: Vec<_> = PRIVATE.into_iter().map(|private| place(private, false)).collect();
+    let mut places: Vec<_> = PRIVATE_DIRECTORIES.into_iter().map(|private| place(private, false)).collect();
     let mut workspace_dir = WORKSPACE_ROOT;
     match &spec.workspace {
         Workspace::Local(path) => {
@@ -87,7 +87,7 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
 /// Whom everything in the sandbox runs as. Without root there is only one user to be had, and it is
 /// root by number, inside.
 pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
-    let only = if rootless { User { uid: 0, gid: 0 } } else { SOMEBODY };
+    let only = if rootless { User { uid: 0, gid: 0 } } else { DEFAULT_USER };
     spec.user.unwrap_or(only)
 }
 
@@ -95,7 +95,7 @@ pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
 fn owner(binds: &[Bind]) -> User {
     let written = binds.iter().find(|bind| !bind.read_only);
     let found = written.and_then(|bind| fs::metadata(&bind.source).ok());
-    found.map_or(User { uid: NOBODY, gid: NOBODY }, |found| User {
+    found.map_or(User { uid: NOBODY_ID, gid: NOBODY_ID }, |found| User {
         uid: found.uid(),
         gid: found.gid(),
     })
@@ -106,7 +106,7 @@ fn owner(binds: &[Bind]) -> User {
 fn hosts(user: User, owner: User) -> Vec<(User, User)> {
     let pair = |inside: u32, outside: u32| match inside {
         0 => vec![(0, outside)],
-        inside => vec![(inside, outside), (0, if outside == 0 { NOBODY } else { 0 })],
+        inside => vec![(inside, outside), (0, if outside == 0 { NOBODY_ID } else { 0 })],
     };
     let (uids, gids) = (pair(user.uid, owner.uid), pair(user.gid, owner.gid));
     // One of the two may need a line less.
@@ -129,7 +129,7 @@ fn pieces(image: &Image, user: User) -> Result<Vec<Piece>> {
         .map_err(|error| unusable(&NAME, "image", &path, "cannot be read").source(error))?;
     let names = entries.iter().filter_map(|entry| entry.file_name().into_string().ok());
     Ok(names
-        .filter(|name| !OURS.contains(&name.as_str()))
+        .filter(|name| !RESERVED_DIRECTORIES.contains(&name.as_str()))
         .filter_map(|n| entry(&path, &n))
         .collect())
 }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(told((1000, 1000), (7, 8)), [((1000, 1000), (7, 8)), ((0, 0), (0, 0))]);
         assert_eq!(
             told((1000, 1000), (0, 0)),
-            [((1000, 1000), (0, 0)), ((0, 0), (NOBODY, NOBODY))]
+            [((1000, 1000), (0, 0)), ((0, 0), (NOBODY_ID, NOBODY_ID))]
         );
         assert_eq!(told((0, 0), (7, 8)), [((0, 0), (7, 8))]);
     }

@@ -12,17 +12,17 @@ use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
 use super::runsc::{Platform, Runsc};
 use super::{Inner, NAME, private};
 use crate::linux;
-use crate::linux::site::DEADLINE;
+use crate::linux::site::TEARDOWN_TIMEOUT;
 use crate::linux::turns::to_its_end;
 
-/// The file in which the choice is kept.
-const KEPT: &str = "gvisor.platform";
+/// The file that caches the choice of a platform.
+const PLATFORM_CACHE_FILE: &str = "gvisor.platform";
 
 /// How long a trial may take: the last one there is gets the longest.
-const fn patience(platform: Platform) -> Duration {
+const fn trial_timeout(platform: Platform) -> Duration {
     match platform {
         Platform::Kvm | Platform::Systrap => Duration::from_secs(3),
-        Platform::Ptrace => DEADLINE,
+        Platform::Ptrace => TEARDOWN_TIMEOUT,
     }
 }
 
@@ -38,7 +38,7 @@ fn label(runsc: &Runsc) -> Option<String> {
 
 /// What was found to work before.
 pub(super) fn remembered(runsc: &Runsc) -> Option<Platform> {
-    let text = fs::read_to_string(private::base().ok()?.join(KEPT)).ok()?;
+    let text = fs::read_to_string(private::base().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
     let (told, name) = text.trim().split_once(' ')?;
     (told == label(runsc)?).then(|| Platform::named(name)).flatten()
 }
@@ -46,10 +46,10 @@ pub(super) fn remembered(runsc: &Runsc) -> Option<Platform> {
 /// Keeps a choice, whole or not at all. Failing to is no harm: it is made again.
 fn remember(runsc: &Runsc, platform: Platform) {
     let (Ok(base), Some(label)) = (private::base(), label(runsc)) else { return };
-    let draft = base.join(format!("{KEPT}.{}", std::process::id()));
+    let draft = base.join(format!("{PLATFORM_CACHE_FILE}.{}", std::process::id()));
     let written = fs::File::create(&draft)
         .and_then(|mut file| writeln!(file, "{label} {}", platform.name()))
-        .and_then(|()| fs::rename(&draft, base.join(KEPT)));
+        .and_then(|()| fs::rename(&draft, base.join(PLATFORM_CACHE_FILE)));
     if written.is_err() {
         let _ = fs::remove_file(&draft);
     }
@@ -59,7 +59,7 @@ fn remember(runsc: &Runsc, platform: Platform) {
 pub(super) fn forget(runsc: &Runsc) {
     // What was found for another one is none of ours.
     if let (Ok(base), Some(_)) = (private::base(), remembered(runsc)) {
-        let _ = fs::remove_file(base.join(KEPT));
+        let _ = fs::remove_file(base.join(PLATFORM_CACHE_FILE));
     }
 }
 
@@ -94,7 +94,7 @@ impl Inner {
         let id = linux::trial_id();
         let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
         let building = self.build(&id, &admitted, platform);
-        let built = tokio::time::timeout(patience(platform), building).await;
+        let built = tokio::time::timeout(trial_timeout(platform), building).await;
         let built = built.unwrap_or_else(|_| Err(hangs(platform))).map(drop);
         let ended = self.end(&id).await;
         built.and(ended)
@@ -102,7 +102,7 @@ impl Inner {
 }
 
 fn hangs(platform: Platform) -> Error {
-    let limit = patience(platform).as_secs();
+    let limit = trial_timeout(platform).as_secs();
     let message = format!("it said nothing for {limit} s");
     Error::new(ErrorCode::TooSlow, "create", message).backend(NAME)
 }

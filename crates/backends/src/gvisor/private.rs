@@ -11,8 +11,8 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use super::NAME;
 use crate::linux::private;
 
-/// What the names of these directories begin with.
-pub(super) const PREFIX: &str = "gvisor-";
+/// The prefix of the names of private directories.
+pub(super) const DIRECTORY_PREFIX: &str = "gvisor-";
 
 /// Where all of them lie.
 pub(super) fn base() -> Result<PathBuf> {
@@ -27,7 +27,7 @@ pub(super) struct Private(PathBuf);
 impl Private {
     /// Makes it, with its parts. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let private = Self(private::path(&base()?, PREFIX, id));
+        let private = Self(private::path(&base()?, DIRECTORY_PREFIX, id));
         // Passed through by the runtime's helpers, who may be other users.
         let whole = [(private.0.clone(), 0o711)];
         let parts = [(private.state(), 0o700)];
@@ -58,24 +58,24 @@ impl Private {
 
 /// The sandboxes that have one.
 pub(super) fn ids() -> Vec<SandboxId> {
-    private::ids(PREFIX)
+    private::ids(DIRECTORY_PREFIX)
 }
 
 /// Removes what is there of one.
 pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    private::remove(&NAME, PREFIX, id)
+    private::remove(&NAME, DIRECTORY_PREFIX, id)
 }
 
 /// Whether this is how a sandbox's runtime was told where to note what it runs.
 pub(super) fn is_state_argument(argument: &[u8], id: &SandboxId) -> bool {
     argument.starts_with(b"--root=")
-        && argument.ends_with(format!("/{PREFIX}{id}/state").as_bytes())
+        && argument.ends_with(format!("/{DIRECTORY_PREFIX}{id}/state").as_bytes())
 }
 
 /// Something in it failed, as on a full disk.
 pub(super) fn unusable(what: &str, error: io::Error) -> Error {
     Error::new(ErrorCode::System, "create", what)
         .backend(NAME)
-        .remedy(private::REMEDY)
+        .remedy(private::PRIVATE_DIR_REMEDY)
         .source(error)
 }

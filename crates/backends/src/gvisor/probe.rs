@@ -10,17 +10,17 @@ use stockade_core::{
 
 use super::runsc::{Platform, Runsc};
 use super::{Inner, NAME, platform};
-use crate::linux::site::DEADLINE;
+use crate::linux::site::TEARDOWN_TIMEOUT;
 use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
-const BOUNDARY: Boundary = Boundary::UserspaceKernel;
-const INSTALL: &str = "install `runsc` (a package of that name on Debian) and put it into PATH";
-const NATIVE: &str = "use the native backend";
-const OTHER: &str = "choose a backend that has it";
+const GVISOR_BOUNDARY: Boundary = Boundary::UserspaceKernel;
+const INSTALL_REMEDY: &str = "install `runsc` (a package of that name on Debian) and put it into PATH";
+const NATIVE_BACKEND_REMEDY: &str = "use the native backend";
+const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
-/// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 22] = [
+/// Features that are there whenever the walls stand, each with what provides it.
+const WALL_FEATURES: [(Feature, &str); 22] = [
     (Feature::FilesystemIsolation, "the Sentry's own file system, and a gofer for what is shown"),
     (Feature::ProcessIsolation, "the Sentry's own processes"),
     (Feature::NetworkIsolation, "the Sentry's own network stack with nothing but loopback"),
@@ -45,8 +45,8 @@ const WALLS: [(Feature, &str); 22] = [
     (Feature::Pause, "runsc pause"),
 ];
 
-/// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 8] = [
+/// Features that are not offered, each with the reason and the remedy.
+const MISSING_FEATURES: [(Feature, &str, &str); 8] = [
     (Feature::UserPerCommand, "one user is mapped into it", "choose the user for the sandbox"),
     (Feature::EgressAllowlist, "it opens no network yet", "use --net none or loopback"),
     (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
@@ -59,7 +59,7 @@ const ABSENT: [(Feature, &str, &str); 8] = [
     (
         Feature::CopyOnWriteRoot,
         "runsc puts a layer over the root alone, not over what is mounted into it",
-        NATIVE,
+        NATIVE_BACKEND_REMEDY,
     ),
     (
         Feature::OverlayWorkspace,
@@ -69,34 +69,34 @@ const ABSENT: [(Feature, &str, &str); 8] = [
     (
         Feature::FullSnapshot,
         "runsc checkpoint ends the sandbox, and the pipe to its agent with it",
-        OTHER,
+        OTHER_BACKEND_REMEDY,
     ),
 ];
 
 pub(super) async fn measure(gvisor: &Arc<Inner>) -> Capabilities {
     let Some(runsc) = gvisor.find() else {
-        return Capabilities::unavailable(NAME, BOUNDARY, "runsc is not installed", INSTALL);
+        return Capabilities::unavailable(NAME, GVISOR_BOUNDARY, "runsc is not installed", INSTALL_REMEDY);
     };
-    match works(gvisor, &runsc).await {
+    match find_working_platform(gvisor, &runsc).await {
         Ok(platform) => {
-            let mut measured = stands(gvisor, &runsc, platform);
-            measured.only_by_name = everyday(gvisor).await;
+            let mut measured = describe_features(gvisor, &runsc, platform);
+            measured.only_by_name = check_everyday_program(gvisor).await;
             measured
         }
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/gvisor.md").to_owned();
-            Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
+            Capabilities::unavailable(NAME, GVISOR_BOUNDARY, linux::reason(&error), remedy)
         }
     }
 }
 
 /// Why an everyday program does not work in it, if so: older ones refuse system calls that today's C
 /// library makes. A host without that program says nothing about it.
-async fn everyday(gvisor: &Arc<Inner>) -> Option<String> {
+async fn check_everyday_program(gvisor: &Arc<Inner>) -> Option<String> {
     let gvisor = Arc::clone(gvisor);
     let works = to_its_end(NAME, async move {
         let id = linux::trial_id();
-        let status = tokio::time::timeout(DEADLINE, list_root(&gvisor, &id)).await;
+        let status = tokio::time::timeout(TEARDOWN_TIMEOUT, list_root(&gvisor, &id)).await;
         gvisor.destroy(&id).await?;
         let fine = matches!(status, Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_))));
         Ok(fine)
@@ -122,7 +122,7 @@ async fn list_root(gvisor: &Arc<Inner>, id: &SandboxId) -> stockade_core::Result
 }
 
 /// The platform that was found before, if it still works, or the first that does.
-async fn works(gvisor: &Arc<Inner>, runsc: &Runsc) -> stockade_core::Result<Platform> {
+async fn find_working_platform(gvisor: &Arc<Inner>, runsc: &Runsc) -> stockade_core::Result<Platform> {
     gvisor.sweep().await;
     if let Some(platform) = platform::remembered(runsc)
         && gvisor.trial(platform).await.is_ok()
@@ -134,14 +134,14 @@ async fn works(gvisor: &Arc<Inner>, runsc: &Runsc) -> stockade_core::Result<Plat
 }
 
 /// The walls stand: what else is there depends on the user and on the control groups.
-fn stands(gvisor: &Inner, runsc: &Runsc, platform: Platform) -> Capabilities {
-    let mut all = Capabilities::none(NAME, BOUNDARY)
+fn describe_features(gvisor: &Inner, runsc: &Runsc, platform: Platform) -> Capabilities {
+    let mut all = Capabilities::none(NAME, GVISOR_BOUNDARY)
         .with(Feature::ChosenUser, chosen_user(runsc))
         .with(Feature::FilesSnapshot, Support::full("archives made and unpacked by the agent"));
-    for (feature, by) in WALLS {
+    for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
     }
-    for (feature, reason, remedy) in ABSENT {
+    for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     let by_sentry = all.support(Feature::ProcessLimit);

@@ -21,10 +21,10 @@ use super::private::{self, Private};
 use crate::linux::embed;
 use crate::linux::hold::Hold;
 
-/// What their names begin with.
-const PREFIX: &str = "root-";
-/// How many that nobody uses are kept, beside the one that was used last.
-const KEPT: usize = 3;
+/// The prefix of the names of shared roots.
+const ROOT_PREFIX: &str = "root-";
+/// How many unused roots are kept, beside the one that was used last.
+const MAX_IDLE_ROOTS: usize = 3;
 
 /// A root to run in, for as long as it is held.
 pub(super) struct Root {
@@ -41,7 +41,7 @@ pub(super) fn of(private: &Private, plan: &Plan) -> Result<Root> {
 
 /// The same below `base`, for who has the directory `private`, and would have the root `own` in it.
 fn find_or_lay(base: &Path, private: &Path, own: &Path, parts: &Parts<'_>) -> Result<Root> {
-    let shared = base.join(format!("{PREFIX}{}", label(parts)));
+    let shared = base.join(format!("{ROOT_PREFIX}{}", label(parts)));
     if let Some(held) = hold(&shared, parts) {
         return Ok(Root { path: shared, held: Some(held) });
     }
@@ -69,7 +69,7 @@ fn label(parts: &Parts<'_>) -> String {
         match part {
             Part::Directory => add(b"directory"),
             Part::Point => add(b"point"),
-            Part::File(..) if *target == Path::new(bundle::AGENT) => add(b"agent"),
+            Part::File(..) if *target == Path::new(bundle::AGENT_PATH) => add(b"agent"),
             Part::File(bytes, _) => add(bytes),
             Part::Link(to) => add(to.as_os_str().as_encoded_bytes()),
         }
@@ -111,13 +111,13 @@ fn share(own: &Path, shared: &Path, parts: &Parts<'_>) -> Option<Hold> {
 fn tidy(base: &Path, used: &Path) {
     let entries = fs::read_dir(base).into_iter().flatten().flatten();
     let roots = entries.filter(|entry| {
-        entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) && entry.path() != used
+        entry.file_name().as_encoded_bytes().starts_with(ROOT_PREFIX.as_bytes()) && entry.path() != used
     });
     let age = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
     let mut roots: Vec<(Option<SystemTime>, PathBuf)> =
         roots.map(|entry| (age(&entry.path()), entry.path())).collect();
     roots.sort();
-    let many = roots.len().saturating_sub(KEPT);
+    let many = roots.len().saturating_sub(MAX_IDLE_ROOTS);
     for (_, root) in roots.into_iter().take(many) {
         if let Ok(_alone) = Hold::alone(&root) {
             // Whoever comes next tries again.
@@ -154,7 +154,7 @@ mod tests {
 
         fn shared(&self) -> usize {
             let entries = fs::read_dir(self.0.path()).unwrap().flatten();
-            let is_root = |name: String| name.starts_with(PREFIX);
+            let is_root = |name: String| name.starts_with(ROOT_PREFIX);
             entries.filter(|entry| is_root(entry.file_name().into_string().unwrap())).count()
         }
     }
@@ -213,10 +213,10 @@ mod tests {
     fn roots_that_nobody_uses_do_not_gather() {
         let place = Place::new();
         let used = place.root("used", "in use");
-        for number in 0..3 * KEPT {
+        for number in 0..3 * MAX_IDLE_ROOTS {
             drop(place.root(&format!("s{number}"), &number.to_string()));
         }
-        assert!(place.shared() <= KEPT + 2, "{}", place.shared());
+        assert!(place.shared() <= MAX_IDLE_ROOTS + 2, "{}", place.shared());
         assert_eq!(holds(&used), "in use");
     }
 }

@@ -11,8 +11,8 @@ use super::private::Private;
 use super::runsc::Runsc;
 use crate::linux::brake::Stopper;
 
-/// How long the runtime may take to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long the runtime may take to reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The runtime of one sandbox.
 pub(super) struct Runtime {
@@ -32,8 +32,8 @@ impl Stopper for Runtime {
             Error::new(ErrorCode::System, verb, format!("runsc {verb} {what}")).backend(NAME)
         };
         let answer = asked.kill_on_drop(true).status();
-        match tokio::time::timeout(ANSWER, answer).await {
-            Err(_) => Err(failed(format!("said nothing for {} s", ANSWER.as_secs()))),
+        match tokio::time::timeout(REPLY_TIMEOUT, answer).await {
+            Err(_) => Err(failed(format!("said nothing for {} s", REPLY_TIMEOUT.as_secs()))),
             Ok(Err(error)) => Err(failed("cannot be started".into()).source(error)),
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => Err(failed(format!("failed: {status}"))),

@@ -40,14 +40,14 @@ fn make_target(target: &Path, source: &Path) -> Result<PathBuf> {
     let found = fs::metadata(source);
     match found.map_err(|error| unusable("what is shown read-only cannot be found", error))? {
         found if found.is_dir() => make_directory(target)?,
-        _ => create_file(target).map(drop).map_err(|error| unusable(NOT_MADE, error))?,
+        _ => create_file(target).map(drop).map_err(|error| unusable(VIEWS_ERROR, error))?,
     }
     Ok(target.to_owned())
 }
 
 fn make_directory(directory: &Path) -> Result<()> {
     let made = DirBuilder::new().mode(0o700).create(directory);
-    made.map_err(|error| unusable(NOT_MADE, error))
+    made.map_err(|error| unusable(VIEWS_ERROR, error))
 }
 
-const NOT_MADE: &str = "the places of what is shown read-only cannot be made";
+const VIEWS_ERROR: &str = "the places of what is shown read-only cannot be made";

@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 
 use crate::linux::lock;
 
-/// How much is kept.
-const MOST: usize = 2048;
+/// How much of the runtime's standard error is kept.
+const MAX_STDERR_BYTES: usize = 2048;
 /// How long a runtime that failed may take to close its streams.
-const SOON: Duration = Duration::from_millis(500);
+const STREAM_CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 pub(super) struct Words {
     kept: Arc<Mutex<Vec<u8>>>,
@@ -34,7 +34,7 @@ impl Words {
 
     /// The last line, in one that can be shown.
     pub(super) async fn last(self) -> String {
-        let _ = tokio::time::timeout(SOON, self.listening).await;
+        let _ = tokio::time::timeout(STREAM_CLOSE_TIMEOUT, self.listening).await;
         let kept = lock(&self.kept);
         let text = String::from_utf8_lossy(&kept);
         let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -47,7 +47,7 @@ async fn listen(mut from: pipe::Receiver, kept: Arc<Mutex<Vec<u8>>>) {
     while let Ok(count @ 1..) = from.read(&mut piece).await {
         let mut kept = lock(&kept);
         kept.extend_from_slice(&piece[..count]);
-        let excess = kept.len().saturating_sub(MOST);
+        let excess = kept.len().saturating_sub(MAX_STDERR_BYTES);
         kept.drain(..excess);
     }
 }

@@ -19,16 +19,17 @@ use stockade_launcher::{BARE_AGENT, Launcher};
 
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
-use crate::linux::site::{DEADLINE, Site};
+use crate::linux::site::{TEARDOWN_TIMEOUT, Site};
 use crate::linux::{self, find, private as held};
-use private::{PREFIX, Private};
+use private::{DIRECTORY_PREFIX, Private};
 use sandbox::LandlockSandbox;
 
 /// The landlock backend's name.
 pub const NAME: BackendName = BackendName::literal("landlock");
 
-/// Its control groups: the warden, the agent and the keeper of an execution are not the guest's.
-const HOUSE: House = House { parent: "stockade-landlock", own_processes: 3 };
+/// The backend's control groups: the warden, the agent and the keeper of an execution are not the
+/// guest's.
+const CGROUP_HOUSE: House = House { parent: "stockade-landlock", own_processes: 3 };
 
 /// The landlock backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -38,7 +39,7 @@ pub struct Landlock {
 
 impl Default for Landlock {
     fn default() -> Self {
-        Self { site: Site::new(NAME, HOUSE, Launcher::start_bare) }
+        Self { site: Site::new(NAME, CGROUP_HOUSE, Launcher::start_bare) }
     }
 }
 
@@ -80,7 +81,7 @@ impl Landlock {
             let warden = find::parent(pid);
             if let Some(agent) = find::kill_if(pid, meant) {
                 for pidfd in [Some(agent), warden].into_iter().flatten() {
-                    let _ = tokio::time::timeout(DEADLINE, running::ended(&pidfd)).await;
+                    let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&pidfd)).await;
                 }
             }
         }
@@ -115,7 +116,7 @@ impl Backend for Landlock {
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::agents(BARE_AGENT).into_iter().map(|(_, id)| id);
         let ids: BTreeSet<_> =
-            agents.chain(self.site.hierarchy().ids()).chain(held::ids(PREFIX)).collect();
+            agents.chain(self.site.hierarchy().ids()).chain(held::ids(DIRECTORY_PREFIX)).collect();
         Ok(ids.into_iter().collect())
     }
 
@@ -124,7 +125,7 @@ impl Backend for Landlock {
             self.end_foreign(id).await?;
         }
         // The warden has done it, unless it was itself killed.
-        held::remove(&NAME, PREFIX, id)?;
+        held::remove(&NAME, DIRECTORY_PREFIX, id)?;
         self.site.forget(id);
         Ok(())
     }

@@ -11,8 +11,8 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use super::NAME;
 use crate::linux::private;
 
-/// What the names of these directories begin with.
-pub(super) const PREFIX: &str = "stockade-";
+/// The prefix of the names of private directories.
+pub(super) const DIRECTORY_PREFIX: &str = "stockade-";
 
 pub(super) struct Private(PathBuf);
 
@@ -20,7 +20,7 @@ impl Private {
     /// Makes it, with its parts. It must be new. No workspace holds it: the engine sees to that.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
         let base = private::base().map_err(|error| unusable("cannot be found", error))?;
-        let private = Self(private::path(&base, PREFIX, id));
+        let private = Self(private::path(&base, DIRECTORY_PREFIX, id));
         let parts = [private.home(), private.temporary(), private.workspace()];
         for directory in [private.path().to_owned()].into_iter().chain(parts) {
             let made = DirBuilder::new().mode(0o700).create(&directory);
@@ -50,6 +50,6 @@ fn unusable(what: &str, error: io::Error) -> Error {
     let message = format!("the directory for private files {what}");
     Error::new(ErrorCode::System, "create", message)
         .backend(NAME)
-        .remedy(private::REMEDY)
+        .remedy(private::PRIVATE_DIR_REMEDY)
         .source(error)
 }

@@ -8,10 +8,10 @@ use stockade_core::{
 use super::{Landlock, NAME};
 use crate::linux::{self, limits};
 
-const BOUNDARY: Boundary = Boundary::SharedKernel;
+const LANDLOCK_BOUNDARY: Boundary = Boundary::SharedKernel;
 
-/// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 15] = [
+/// Features that are there whenever the walls stand, each with what provides it.
+const WALL_FEATURES: [(Feature, &str); 15] = [
     (Feature::FilesystemIsolation, "Landlock, and a warden for what it does not decide about"),
     (
         Feature::ProcessIsolation,
@@ -35,39 +35,39 @@ const WALLS: [(Feature, &str); 15] = [
     (Feature::FileTransfer, "the agent, resolved by openat2"),
 ];
 
-const NATIVE: &str = "use the native backend, which needs user namespaces";
-const OTHER: &str = "choose a backend that has it";
+const NATIVE_BACKEND_REMEDY: &str = "use the native backend, which needs user namespaces";
+const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
-/// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 16] = [
-    (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE),
-    (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER),
-    (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE),
-    (Feature::OciImage, "another root needs a mount namespace", OTHER),
-    (Feature::NamedImage, "another root needs a mount namespace", OTHER),
-    (Feature::WasmImage, "it runs programs of the host's own kind", OTHER),
-    (Feature::ExtraMounts, "a mount needs a mount namespace", NATIVE),
+/// Features that are not offered, each with the reason and the remedy.
+const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
+    (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE_BACKEND_REMEDY),
+    (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER_BACKEND_REMEDY),
+    (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE_BACKEND_REMEDY),
+    (Feature::OciImage, "another root needs a mount namespace", OTHER_BACKEND_REMEDY),
+    (Feature::NamedImage, "another root needs a mount namespace", OTHER_BACKEND_REMEDY),
+    (Feature::WasmImage, "it runs programs of the host's own kind", OTHER_BACKEND_REMEDY),
+    (Feature::ExtraMounts, "a mount needs a mount namespace", NATIVE_BACKEND_REMEDY),
     (
         Feature::WorkspacePath,
         "a workspace keeps its own path",
         "leave --workspace-at out, or use the native backend",
     ),
-    (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE),
-    (Feature::OverlayWorkspace, "an overlay needs a mount namespace", NATIVE),
-    (Feature::ChosenUser, "another user needs a user namespace", NATIVE),
-    (Feature::UserPerCommand, "another user needs a user namespace", OTHER),
-    (Feature::Terminal, "its terminals would lie among the user's own, in reach", NATIVE),
-    (Feature::Pause, "it does not freeze sandboxes", OTHER),
-    (Feature::FilesSnapshot, "it does not capture files", OTHER),
-    (Feature::FullSnapshot, "it cannot capture memory", OTHER),
+    (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE_BACKEND_REMEDY),
+    (Feature::OverlayWorkspace, "an overlay needs a mount namespace", NATIVE_BACKEND_REMEDY),
+    (Feature::ChosenUser, "another user needs a user namespace", NATIVE_BACKEND_REMEDY),
+    (Feature::UserPerCommand, "another user needs a user namespace", OTHER_BACKEND_REMEDY),
+    (Feature::Terminal, "its terminals would lie among the user's own, in reach", NATIVE_BACKEND_REMEDY),
+    (Feature::Pause, "it does not freeze sandboxes", OTHER_BACKEND_REMEDY),
+    (Feature::FilesSnapshot, "it does not capture files", OTHER_BACKEND_REMEDY),
+    (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
 pub(super) async fn measure(landlock: &Landlock) -> Capabilities {
     match trial(landlock).await {
-        Ok(()) => stands(landlock),
+        Ok(()) => describe_features(landlock),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/landlock.md").to_owned();
-            Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy)
+            Capabilities::unavailable(NAME, LANDLOCK_BOUNDARY, linux::reason(&error), remedy)
         }
     }
 }
@@ -82,12 +82,12 @@ async fn trial(landlock: &Landlock) -> Result<(), Error> {
 }
 
 /// The walls stand: what else is there depends on the control groups.
-fn stands(landlock: &Landlock) -> Capabilities {
-    let mut all = Capabilities::none(NAME, BOUNDARY);
-    for (feature, by) in WALLS {
+fn describe_features(landlock: &Landlock) -> Capabilities {
+    let mut all = Capabilities::none(NAME, LANDLOCK_BOUNDARY);
+    for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
     }
-    for (feature, reason, remedy) in ABSENT {
+    for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in

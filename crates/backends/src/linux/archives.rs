@@ -14,14 +14,14 @@ use stockade_core::{
     Admitted, BackendName, Error, ErrorCode, Feature, Parts, Result, RootMode, SandboxPath,
     SandboxSpec, SnapshotKind, WORKSPACE_ROOT,
 };
-use stockade_launcher::PRIVATE;
+use stockade_launcher::PRIVATE_DIRECTORIES;
 
-/// The piece in which archives travel.
-const PIECE: usize = 256 << 10;
-/// Where what is brought back waits until all of it is there.
-const STAGE: &str = ".stockade-restored";
-/// The most a snapshot may hold where nothing else bounds the disk.
-const MOST: u64 = 16 << 30;
+/// The size of a chunk in which archives travel.
+const CHUNK_BYTES: usize = 256 << 10;
+/// The directory into which a snapshot is unpacked until it is complete.
+const STAGING_DIR: &str = ".stockade-restored";
+/// The most a snapshot may hold where no limit bounds the disk.
+const MAX_SNAPSHOT_BYTES: u64 = 16 << 30;
 
 /// The places of one sandbox that a snapshot of its files holds.
 pub(crate) struct Archives {
@@ -39,7 +39,7 @@ impl Archives {
     pub(crate) fn new(backend: BackendName, admitted: &Admitted) -> Self {
         let places = writable(admitted.spec());
         let incomplete = incomplete(admitted.spec(), &places);
-        let most = admitted.limits().disk.map_or(MOST, |disk| disk.0);
+        let most = admitted.limits().disk.map_or(MAX_SNAPSHOT_BYTES, |disk| disk.0);
         Self { backend, places, incomplete, most, busy: tokio::sync::Mutex::default() }
     }
 
@@ -57,7 +57,7 @@ impl Archives {
         let _alone = self.busy.lock().await;
         let mut left = self.most;
         for place in &self.places {
-            self.fetch(client, place, &into.join(part(place)), &mut left).await?;
+            self.fetch(client, place, &into.join(archive_name(place)), &mut left).await?;
         }
         Ok(())
     }
@@ -72,12 +72,12 @@ impl Archives {
         let staged = self.stage(client, from).await;
         if staged.is_err() {
             for place in &self.places {
-                let _ = client.files().remove(&self.path(place, STAGE)?).await;
+                let _ = client.files().remove(&self.path(place, STAGING_DIR)?).await;
             }
         }
         staged?;
         for place in &self.places {
-            client.replace(&self.path(place, "")?, STAGE).await?;
+            client.replace(&self.path(place, "")?, STAGING_DIR).await?;
         }
         Ok(())
     }
@@ -127,17 +127,17 @@ impl Archives {
             let unread = |error: std::io::Error| {
                 self.failed("restore", format!("it cannot be read: {error}"))
             };
-            let staging = self.path(place, STAGE)?;
+            let staging = self.path(place, STAGING_DIR)?;
             client.files().remove(&staging).await?;
             // What had no such place had nothing in it.
-            let Ok(part) = from.get(&part(place)) else {
+            let Ok(part) = from.get(&archive_name(place)) else {
                 client.files().make_dir(&staging).await?;
                 continue;
             };
             let mut file = File::open(part).map_err(unread)?;
             let mut unpacking = client.tar_in(&staging).await?;
             loop {
-                let mut piece = vec![0; PIECE];
+                let mut piece = vec![0; CHUNK_BYTES];
                 let count = file.read(&mut piece).map_err(unread)?;
                 if count == 0 {
                     break;
@@ -158,7 +158,7 @@ impl Archives {
 /// The places that a guest may write to, its workspace first.
 fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
     let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
-    workspace.into_iter().chain(PRIVATE.map(|(place, _)| place)).collect()
+    workspace.into_iter().chain(PRIVATE_DIRECTORIES.map(|(place, _)| place)).collect()
 }
 
 /// What keeps the places from being all that there is.
@@ -177,6 +177,6 @@ fn incomplete(spec: &SandboxSpec, places: &[&str]) -> Option<(String, &'static s
 }
 
 /// What the archive of a place is called.
-fn part(place: &str) -> String {
+fn archive_name(place: &str) -> String {
     place.trim_start_matches('/').replace('/', "-")
 }

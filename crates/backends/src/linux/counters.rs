@@ -11,17 +11,17 @@ use super::disk_watch::{DiskWatch, Written};
 use super::running::Running;
 use super::tally;
 
-/// How often counters are read where the kernel enforces memory itself.
-const RELAXED: Duration = Duration::from_millis(50);
-/// How often where nothing but this watches memory.
-const CLOSE: Duration = Duration::from_millis(10);
+/// Poll interval of the counters where the kernel enforces memory itself.
+const RELAXED_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Poll interval where nothing else watches memory or processes.
+const TIGHT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long memory is not looked at again, at the most, where looking takes its time.
 const MAX_MEMORY_WAIT: Duration = Duration::from_millis(100);
-/// How many looks in a row find a limit exceeded until an execution is ended for it that does not use the most:
-/// ending the one that does takes its time.
-const MAX_LOOKS: u32 = 100;
-/// The same for what is written, which is looked at seldom.
-const MAX_DISK_LOOKS: u32 = 2;
+/// How many polls in a row find a limit exceeded until an execution is ended for it that does not
+/// use the most: ending the one that does takes its time.
+const MAX_BREACH_POLLS: u32 = 100;
+/// The same for what is written, which is polled seldom.
+const MAX_DISK_POLLS: u32 = 2;
 
 /// Whether a limit that a look found to be exceeded still is. What was written is there in any case.
 pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
@@ -88,7 +88,7 @@ pub(super) struct Counters {
 impl Counters {
     /// How long until the next look.
     pub(super) fn pace(running: &Running) -> Duration {
-        if counts_memory(running) || running.counts_processes { CLOSE } else { RELAXED }
+        if counts_memory(running) || running.counts_processes { TIGHT_POLL_INTERVAL } else { RELAXED_POLL_INTERVAL }
     }
 
     /// Looks at everything that is due.
@@ -96,7 +96,7 @@ impl Counters {
         let look = self.look_at_processes(running).await;
         if look.exceeded.is_some() {
             self.beyond += 1;
-            return Look { patience_is_over: self.beyond >= MAX_LOOKS, ..look };
+            return Look { patience_is_over: self.beyond >= MAX_BREACH_POLLS, ..look };
         }
         if !self.waits_for_memory() {
             self.beyond = 0;
@@ -106,7 +106,7 @@ impl Counters {
             Written::AllThereMayBe => Look { reached: Some(LimitKind::Disk), ..look },
             Written::Beyond(looks) => Look {
                 exceeded: Some(LimitKind::Disk),
-                patience_is_over: looks >= MAX_DISK_LOOKS,
+                patience_is_over: looks >= MAX_DISK_POLLS,
                 ..look
             },
         }

@@ -22,7 +22,7 @@ const MAX_OPEN_DIRECTORIES: usize = 64;
 /// How often a directory is listed until every entry of it was looked at.
 const MAX_LISTINGS: usize = 64;
 
-const DIRECTORY: OFlags =
+const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// What is used below a directory.
@@ -109,7 +109,7 @@ fn id(found: &Stat) -> FileId {
 /// deep to be walked is taken for endless: what cannot be counted must not be free.
 pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
     let mut usage = Usage::default();
-    let Ok(first) = openat(CWD, root, DIRECTORY, Mode::empty()) else { return Some(usage) };
+    let Ok(first) = openat(CWD, root, DIRECTORY_FLAGS, Mode::empty()) else { return Some(usage) };
     usage.note_free_space(&first);
     let mut levels = vec![Listing::of(first)];
     loop {
@@ -200,7 +200,7 @@ impl Listing {
         if self.directory.is_some() {
             return Ok(());
         }
-        let above = openat(below.directory()?, c"..", DIRECTORY, Mode::empty())?;
+        let above = openat(below.directory()?, c"..", DIRECTORY_FLAGS, Mode::empty())?;
         if self.closed != Some(id(&fstat(&above)?)) {
             return Err(Errno::XDEV);
         }
@@ -266,7 +266,7 @@ impl Listing {
 
     fn open(&self, name: &std::ffi::CStr) -> Result<OwnedFd> {
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        openat2(self.directory()?, name, DIRECTORY, Mode::empty(), inside)
+        openat2(self.directory()?, name, DIRECTORY_FLAGS, Mode::empty(), inside)
     }
 
     /// Reads the directory once more, if there is anything in it that was not looked at. What is always gone
@@ -420,10 +420,10 @@ mod tests {
     /// Directories in directories, each reached from the one before, as no path could.
     fn dig(from: &Path, depth: usize) -> OwnedFd {
         let name = "d".repeat(200);
-        let mut at = openat(CWD, from, DIRECTORY, Mode::empty()).unwrap();
+        let mut at = openat(CWD, from, DIRECTORY_FLAGS, Mode::empty()).unwrap();
         for _ in 0..depth {
             rustix::fs::mkdirat(&at, &name, Mode::RWXU).unwrap();
-            at = openat(&at, &name, DIRECTORY, Mode::empty()).unwrap();
+            at = openat(&at, &name, DIRECTORY_FLAGS, Mode::empty()).unwrap();
         }
         at
     }

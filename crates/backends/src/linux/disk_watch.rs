@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::disk::{self, Usage};
 use super::running::Running;
 
-/// How often files are added up, at the most.
-const DISK: Duration = Duration::from_millis(250);
-/// How seldom, where adding up takes its time but not so long that it would do nothing else.
-const SELDOM: Duration = Duration::from_secs(1);
+/// The interval between scans of a disk that is not written to, where scans are quick.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(250);
+/// The same interval where scans take long, unless they would then do nothing else.
+const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a look has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl DiskWatch {
 /// as one does on a busy machine, does not leave the guest alone for long.
 fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Duration {
     let soonest = took * 3;
-    let latest = (took * 10).clamp(DISK, SELDOM).max(soonest);
+    let latest = (took * 10).clamp(MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL).max(soonest);
     let full = match grown {
         // Nobody knows the pace yet.
         None => Duration::ZERO,
@@ -109,7 +109,7 @@ fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
 mod tests {
     use super::*;
 
-    const MIB: u64 = 1 << 20;
+    const ONE_MIB: u64 = 1 << 20;
 
     fn millis(number: u64) -> Duration {
         Duration::from_millis(number)
@@ -117,11 +117,11 @@ mod tests {
 
     #[test]
     fn what_is_filled_fast_is_looked_at_before_it_is_full() {
-        let next = |grown| until_next(millis(1), 64 * MIB, grown);
+        let next = |grown| until_next(millis(1), 64 * ONE_MIB, grown);
         assert_eq!(next(None), millis(3), "the pace is not known yet");
-        assert_eq!(next(Some((millis(100), 0))), DISK);
-        assert_eq!(next(Some((millis(100), 64 * MIB))), millis(100));
-        assert_eq!(next(Some((millis(1), 640 * MIB))), millis(3));
+        assert_eq!(next(Some((millis(100), 0))), MIN_SCAN_INTERVAL);
+        assert_eq!(next(Some((millis(100), 64 * ONE_MIB))), millis(100));
+        assert_eq!(next(Some((millis(1), 640 * ONE_MIB))), millis(3));
         assert_eq!(until_next(millis(1), 0, Some((millis(9), 1))), millis(3));
     }
 
@@ -134,6 +134,6 @@ mod tests {
     #[test]
     fn one_look_that_took_long_is_no_leave_to_write() {
         assert_eq!(until_next(millis(600), u64::MAX, Some((millis(1), 1))), millis(1800));
-        assert_eq!(until_next(millis(200), u64::MAX, Some((millis(1), 1))), SELDOM);
+        assert_eq!(until_next(millis(200), u64::MAX, Some((millis(1), 1))), MAX_SCAN_INTERVAL);
     }
 }

@@ -7,39 +7,39 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use stockade_launcher::{Launcher, Program, seal};
 
-/// The agent: static, so that it runs in any root.
-static AGENT: &[u8] = include_bytes!(env!("STOCKADE_AGENT"));
-/// The launcher: static too, so that starting it takes no dynamic linking.
-static LAUNCHER: &[u8] = include_bytes!(env!("STOCKADE_LAUNCHER"));
+/// The agent's program: static, so that it runs in any root.
+static AGENT_BYTES: &[u8] = include_bytes!(env!("STOCKADE_AGENT"));
+/// The launcher's program: static too, so that starting it takes no dynamic linking.
+static LAUNCHER_BYTES: &[u8] = include_bytes!(env!("STOCKADE_LAUNCHER"));
 
 /// Starts the launcher that is carried along, in one of its ways.
 pub(crate) fn launcher(
     start: impl FnOnce(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>,
 ) -> io::Result<Launcher> {
     // Sealed copies in memory: nobody can change them while they run.
-    let agent = seal("stockade-agent", &mut &*AGENT)?;
-    let program = seal("stockade-launcher", &mut &*LAUNCHER)?;
+    let agent = seal("stockade-agent", &mut &*AGENT_BYTES)?;
+    let program = seal("stockade-launcher", &mut &*LAUNCHER_BYTES)?;
     start(&Program::Fd(program.as_fd()), agent.as_fd())
 }
 
 /// The agent alone, in a sealed copy, for those who start it themselves.
 #[cfg(feature = "local")]
 pub(crate) fn agent() -> io::Result<OwnedFd> {
-    seal("stockade-agent", &mut &*AGENT)
+    seal("stockade-agent", &mut &*AGENT_BYTES)
 }
 
 /// The agent's bytes, for those whose engine wants it as a file.
 #[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn agent_bytes() -> &'static [u8] {
-    AGENT
+    AGENT_BYTES
 }
 
 /// Starts one as a copy of this process.
 pub(crate) fn copy_as_launcher() -> io::Result<Launcher> {
-    Launcher::fork(AGENT)
+    Launcher::fork(AGENT_BYTES)
 }
 
 /// Tells one build of the two from another.
 pub(crate) fn version() -> String {
-    format!("{}+{}", AGENT.len(), LAUNCHER.len())
+    format!("{}+{}", AGENT_BYTES.len(), LAUNCHER_BYTES.len())
 }

@@ -21,9 +21,10 @@ pub(crate) fn sandbox_of(agent: &str, pid: i32) -> Option<SandboxId> {
 
 /// The programs that container engines run beside a container.
 #[cfg(feature = "docker")]
-const HELPERS: [&str; 6] = ["conmon", "conmonrs", "crun", "runc", "runsc", "youki"];
+const ENGINE_HELPERS: [&str; 6] = ["conmon", "conmonrs", "crun", "runc", "runsc", "youki"];
+/// The prefix of the names of containerd's helpers.
 #[cfg(feature = "docker")]
-const SHIM: &str = "containerd-shim";
+const SHIM_PREFIX: &str = "containerd-shim";
 
 /// The helpers of a container engine with such an argument.
 #[cfg(feature = "docker")]
@@ -40,7 +41,7 @@ pub(crate) fn is_helper(pid: i32, engine: u32, meant: impl Fn(&[u8]) -> bool) ->
     let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(&meant);
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has)
         && fs::metadata(format!("/proc/{pid}")).is_ok_and(|of| [engine, own].contains(&of.uid()))
-        && program(pid).is_some_and(|name| HELPERS.contains(&&*name) || name.starts_with(SHIM))
+        && program(pid).is_some_and(|name| ENGINE_HELPERS.contains(&&*name) || name.starts_with(SHIM_PREFIX))
 }
 
 /// The name of the program that a process runs: of its file, or what it calls itself where only root may see

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-use super::OURS;
+use super::RESERVED_DIRECTORIES;
 
 /// A short name for these bytes.
 pub(crate) fn hash(bytes: &[u8]) -> String {
@@ -51,7 +51,7 @@ pub(crate) fn visit(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>)
             .map(|entry| Ok(entry?.file_name()))
             .collect::<io::Result<_>>()?;
         names.sort();
-        let ours = |name: &OsStr| directory == root && OURS.iter().any(|own| name == *own);
+        let ours = |name: &OsStr| directory == root && RESERVED_DIRECTORIES.iter().any(|own| name == *own);
         for name in names.into_iter().filter(|name| !ours(name)) {
             let path = directory.join(name);
             each(&path)?;

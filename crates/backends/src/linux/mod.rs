@@ -36,17 +36,17 @@ use stockade_core::{
     Admitted, BackendName, Boundary, Capabilities, Command, EnvName, Error, ErrorCode, Feature,
     SandboxId, SandboxSpec, Support, User, admit,
 };
-use stockade_launcher::{HOME, LaunchError, Launched, Pending};
+use stockade_launcher::{SANDBOX_HOME, LaunchError, Launched, Pending};
 
-/// Whom commands run as when neither the caller nor the workspace says.
-pub(crate) const SOMEBODY: User = User { uid: 1000, gid: 1000 };
+/// The user of commands when neither the caller nor the workspace says.
+pub(crate) const DEFAULT_USER: User = User { uid: 1000, gid: 1000 };
 /// The share of a sandbox's disk that may lie in memory at once: places such as `/tmp`.
-pub(crate) const MOST_SCRATCH: u64 = 1 << 30;
+pub(crate) const MAX_SCRATCH_BYTES: u64 = 1 << 30;
 /// The agent and the keeper of an execution: not the guest's.
 pub(crate) const OWN_PROCESSES: u64 = 2;
-/// What an image's own root must not decide: these are the sandbox's.
+/// Directories that an image's own root must not decide about: these are the sandbox's.
 #[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
-pub(crate) const OURS: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
+pub(crate) const RESERVED_DIRECTORIES: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
 
 /// Whoever panicked while holding it left nothing half-done.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -103,8 +103,8 @@ pub(crate) fn reason(error: &Error) -> String {
 /// An id for a sandbox that is built only to be looked at.
 pub(crate) fn trial_id() -> SandboxId {
     use std::sync::atomic::{AtomicU32, Ordering};
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = cgroup::throwaway::name("probe", number);
     name.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
 }
@@ -130,7 +130,7 @@ pub(crate) fn provisional_at(
 pub(crate) fn settle(command: &Command, own: User) -> Command {
     let mut command = command.clone();
     if let Ok(name) = "HOME".parse::<EnvName>() {
-        command.env.entry(name).or_insert_with(|| HOME.into());
+        command.env.entry(name).or_insert_with(|| SANDBOX_HOME.into());
     }
     command.user = command.user.filter(|user| *user != own);
     command

@@ -13,16 +13,17 @@ use stockade_launcher::clear;
 
 use super::running::left_behind;
 
-/// What a person can do where there is no such place.
-pub(crate) const REMEDY: &str = "see that /var/tmp or /tmp can be written to and has room to spare";
+/// The remedy where no private directory can be made.
+pub(crate) const PRIVATE_DIR_REMEDY: &str = "see that /var/tmp or /tmp can be written to and has room to spare";
 
-/// Where that place may lie: on disk first. Everybody may write there, and nobody may rename what is
-/// another's.
-const SHARED: [&str; 2] = ["/var/tmp", "/tmp"];
-/// Passed through by helpers who may be other users, and listed by nobody else.
-const PASSABLE: u32 = 0o711;
-/// How often a name is tried that nobody could have foreseen.
-const TRIES: usize = 8;
+/// Parents of the private directory, on disk first: every user may write there, and none may rename
+/// another's files.
+const TEMP_DIRECTORIES: [&str; 2] = ["/var/tmp", "/tmp"];
+/// The mode of the private directory: passed through by helpers of other users, listed by the owner
+/// alone.
+const PRIVATE_DIR_MODE: u32 = 0o711;
+/// How many unpredictable names are tried.
+const MAX_NAME_ATTEMPTS: usize = 8;
 
 /// The place of this user, made if there is none. Without any symbolic link in the way.
 pub(crate) fn base() -> io::Result<PathBuf> {
@@ -50,7 +51,7 @@ fn shared() -> Vec<PathBuf> {
         fs::metadata(path)
             .is_ok_and(|found| found.mode() & 0o002 == 0 || found.mode() & 0o1000 != 0)
     };
-    SHARED.iter().filter_map(|path| fs::canonicalize(path).ok()).filter(safe).collect()
+    TEMP_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok()).filter(safe).collect()
 }
 
 fn name() -> String {
@@ -76,15 +77,15 @@ fn of_ours(shared: &Path) -> Vec<PathBuf> {
 fn is_ours(path: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     fs::symlink_metadata(path)
-        .is_ok_and(|found| found.is_dir() && found.uid() == own && found.mode() & 0o777 == PASSABLE)
+        .is_ok_and(|found| found.is_dir() && found.uid() == own && found.mode() & 0o777 == PRIVATE_DIR_MODE)
 }
 
 fn make(shared: &Path) -> io::Result<PathBuf> {
     let plain = shared.join(name());
-    let mut made = claim(&plain);
-    for _ in 0..TRIES {
+    let mut made = create_private_dir(&plain);
+    for _ in 0..MAX_NAME_ATTEMPTS {
         if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-            made = claim(&shared.join(format!("{}-{}", name(), unforeseen()?)));
+            made = create_private_dir(&shared.join(format!("{}-{}", name(), random_suffix()?)));
         }
     }
     made
@@ -92,13 +93,13 @@ fn make(shared: &Path) -> io::Result<PathBuf> {
 
 /// Makes one of exactly these permissions, whatever the mask of this process; one of ours that is
 /// there already serves as well.
-fn claim(path: &Path) -> io::Result<PathBuf> {
+fn create_private_dir(path: &Path) -> io::Result<PathBuf> {
     let own = rustix::process::geteuid().as_raw();
-    let made = DirBuilder::new().mode(PASSABLE).create(path);
+    let made = DirBuilder::new().mode(PRIVATE_DIR_MODE).create(path);
     let found = fs::symlink_metadata(path);
     match (made, found) {
         (_, Ok(found)) if found.is_dir() && found.uid() == own => {
-            fs::set_permissions(path, Permissions::from_mode(PASSABLE))?;
+            fs::set_permissions(path, Permissions::from_mode(PRIVATE_DIR_MODE))?;
             Ok(path.to_owned())
         }
         (Err(error), _) | (Ok(()), Err(error)) => Err(error),
@@ -106,7 +107,7 @@ fn claim(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-fn unforeseen() -> io::Result<String> {
+fn random_suffix() -> io::Result<String> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -189,7 +190,7 @@ mod tests {
         fs::set_permissions(&plain, Permissions::from_mode(0o777)).unwrap();
         assert_eq!(of_ours(shared.path()), Vec::<PathBuf>::new());
         let made = make(shared.path()).unwrap();
-        assert_eq!(fs::metadata(&made).unwrap().mode() & 0o777, PASSABLE);
+        assert_eq!(fs::metadata(&made).unwrap().mode() & 0o777, PRIVATE_DIR_MODE);
         assert_eq!(of_ours(shared.path()), [plain]);
     }
 }

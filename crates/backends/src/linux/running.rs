@@ -22,8 +22,8 @@ use super::ready::readable;
 use super::{lock, no_group, tally};
 
 /// How long the kernel may take to end everything that was killed.
-const END_DEADLINE: Duration = Duration::from_secs(10);
-const END_POLL: Duration = Duration::from_millis(2);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+const END_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) struct Running {
     pub id: SandboxId,
@@ -189,7 +189,7 @@ impl Running {
             return Err(Error::unsupported(operation, Feature::Pause));
         };
         self.frozen.store(true, Ordering::SeqCst);
-        let deadline = tokio::time::Instant::now() + END_DEADLINE;
+        let deadline = tokio::time::Instant::now() + END_TIMEOUT;
         loop {
             // Asked again each time: one that forks meanwhile may have got away.
             group.freeze(stop).map_err(|error| failed("the kernel refused").source(error))?;
@@ -200,7 +200,7 @@ impl Running {
                 thaw(group);
                 return Err(failed("it did not come to a stop"));
             }
-            tokio::time::sleep(END_POLL).await;
+            tokio::time::sleep(END_POLL_INTERVAL).await;
         }
     }
 
@@ -218,7 +218,7 @@ impl Running {
     /// Kills, and waits until nothing is left (C-30).
     pub(crate) async fn end(&self) -> Result<()> {
         self.kill();
-        let ended = tokio::time::timeout(END_DEADLINE, ended(&self.pidfd)).await;
+        let ended = tokio::time::timeout(END_TIMEOUT, ended(&self.pidfd)).await;
         ended
             .map_err(|_| self.left_behind("its last process does not end"))?
             .map_err(|error| self.left_behind("its end cannot be watched").source(error))?;
@@ -274,7 +274,7 @@ pub(crate) fn thaw(group: &Group) {
 
 /// Removes a group, ending what is still in it. The kernel lets only an empty one go.
 pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + END_DEADLINE;
+    let deadline = tokio::time::Instant::now() + END_TIMEOUT;
     let mut again = false;
     loop {
         let Err(error) = group.remove() else {
@@ -289,7 +289,7 @@ pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group)
         let _ = tokio::time::timeout_at(deadline, all_ended(kill_all(group))).await;
         // Somebody new, or somebody whom the kernel has not done with.
         if again {
-            tokio::time::sleep(END_POLL).await;
+            tokio::time::sleep(END_POLL_INTERVAL).await;
         }
         again = true;
     }

@@ -16,8 +16,8 @@ use super::cgroup::{Group, Hierarchy, House};
 use super::running::{self, Built, Running};
 use super::{embed, lock, no_group, no_launcher, no_pipe};
 
-/// How long a sandbox that somebody else made may take to end.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a sandbox that another process made may take to end.
+pub(crate) const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long an agent may take to say its first word. Long enough for a host with far more to do than it can: one
 /// that is slow is no reason to refuse.

@@ -38,21 +38,21 @@ pub fn spec(workspace: HostPath) -> SandboxSpec {
     SandboxSpec {
         backend: stockade_core::BackendChoice::Named(NAME),
         workspace: Workspace::Local(workspace),
-        without: WALLS.into_iter().collect(),
+        without: ISOLATION_FEATURES.into_iter().collect(),
         ..SandboxSpec::default()
     }
 }
 
-/// What every other backend has.
-const WALLS: [Feature; 4] = [
+/// Isolation features that every other backend has.
+const ISOLATION_FEATURES: [Feature; 4] = [
     Feature::FilesystemIsolation,
     Feature::ProcessIsolation,
     Feature::NetworkIsolation,
     Feature::CompleteKill,
 ];
 
-/// What a plain child has too.
-const OFFERED: [(Feature, &str); 8] = [
+/// Features that a plain child process has too.
+const OFFERED_FEATURES: [(Feature, &str); 8] = [
     (Feature::HostImage, "it is the host itself"),
     (Feature::LocalWorkspace, "the directory itself"),
     (Feature::WallTimeLimit, "the engine's timer"),
@@ -77,7 +77,7 @@ impl Backend for Local {
 
     async fn probe(&self) -> Capabilities {
         let nothing = Capabilities::none(NAME, Boundary::None);
-        let offered = OFFERED.into_iter();
+        let offered = OFFERED_FEATURES.into_iter();
         offered.fold(nothing, |all, (feature, by)| all.with(feature, Support::full(by)))
     }
 

@@ -16,8 +16,8 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use super::NAME;
 use crate::linux::{embed, find, no_pipe, running::ended};
 
-/// The name its agents run under.
-const AGENT: &str = "stockade-local";
+/// Process name (`argv[0]`) of its agents.
+const AGENT_NAME: &str = "stockade-local";
 /// How long the agent may take to say its first word.
 const HELLO_DEADLINE: Duration = Duration::from_secs(60);
 /// How long it may take to end everything it started.
@@ -31,7 +31,7 @@ pub(super) struct Running {
 
 /// The agents of local execution on this host.
 pub(super) fn found() -> Vec<(i32, SandboxId)> {
-    find::agents(AGENT)
+    find::agents(AGENT_NAME)
 }
 
 impl Running {
@@ -91,7 +91,7 @@ fn spawn(id: &SandboxId, root: &Path, pipe: OwnedFd) -> io::Result<Child> {
     let agent = embed::agent()?;
     // Opened by the child between fork and exec, when the descriptor is still there.
     let mut command = Command::new(format!("/proc/self/fd/{}", agent.as_raw_fd()));
-    command.arg0(AGENT).arg("0").arg(root).arg(id.as_str()).env_clear().current_dir("/");
+    command.arg0(AGENT_NAME).arg("0").arg(root).arg(id.as_str()).env_clear().current_dir("/");
     command.stdin(Stdio::from(pipe)).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn()
 }
@@ -105,7 +105,7 @@ pub(super) async fn end_foreign(id: &SandboxId) {
             continue;
         };
         if tokio::time::timeout(END_DEADLINE, ended(&pidfd)).await.is_err() {
-            find::kill_if(pid, |pid| find::sandbox_of(AGENT, pid).as_ref() == Some(id));
+            find::kill_if(pid, |pid| find::sandbox_of(AGENT_NAME, pid).as_ref() == Some(id));
         }
     }
 }

@@ -15,8 +15,8 @@ use super::words::Words;
 use crate::linux;
 use crate::native::Native;
 
-/// Its threads, those of the machine's processors among them.
-const PROCESSES: u32 = 128;
+/// Process limit of the monitor: its threads, those of the machine's processors among them.
+const MAX_VMM_PROCESSES: u32 = 128;
 
 /// A program that runs in its walls.
 pub(super) struct Cage {
@@ -72,7 +72,7 @@ impl Cage {
 pub(super) fn limits(machine: &Machine, overhead: u64, disk: u64) -> Limits {
     Limits {
         memory: Some(Bytes(machine.memory.0.saturating_add(overhead))),
-        processes: Some(PROCESSES),
+        processes: Some(MAX_VMM_PROCESSES),
         cpu_rate: machine.cpu_rate,
         disk: Some(Bytes(disk)),
         ..Limits::default()

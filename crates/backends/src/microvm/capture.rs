@@ -16,14 +16,15 @@ use stockade_core::{
 use super::create::Incarnation;
 use super::driver::{Disk, Driver, Machine, Saved};
 use super::{NAME, failed, sparse};
-use crate::across::far::SUM;
+use crate::across::far::FAR_DIGEST;
 use crate::across::near::Numbers;
 
-const MACHINE: &str = "machine";
-const ROOT: &str = "root";
-const DISK: &str = "disk";
-/// The most that is read of what is said about a machine.
-const LONGEST: u64 = 64 * 1024;
+/// The parts of a capture, as files: the machine's description, its root and its disk.
+const MACHINE_FILE: &str = "machine";
+const ROOT_FILE: &str = "root";
+const DISK_FILE: &str = "disk";
+/// Size limit of a machine's description.
+const MAX_MACHINE_BYTES: u64 = 64 * 1024;
 
 /// What is said about a captured machine.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,7 +80,7 @@ pub(super) async fn capture(
     used: Numbers,
 ) -> Result<()> {
     let said = Said {
-        program: SUM.to_owned(),
+        program: FAR_DIGEST.to_owned(),
         runner: driver.version().await?,
         memory: now.memory,
         cpus: now.cpus,
@@ -89,7 +90,7 @@ pub(super) async fn capture(
     };
     now.vm.save(into).await?;
     let (now, into) = (Arc::clone(now), into.to_owned());
-    let kept = tokio::task::spawn_blocking(move || keep(&now, &said, &into)).await;
+    let kept = tokio::task::spawn_blocking(move || write_parts(&now, &said, &into)).await;
     kept.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
         failed("snapshot", "the machine cannot be kept")
             .remedy("make room in the state directory")
@@ -97,10 +98,10 @@ pub(super) async fn capture(
     })
 }
 
-fn keep(now: &Incarnation, said: &Said, into: &Path) -> io::Result<()> {
-    fs::write(into.join(MACHINE), serde_json::to_vec(said)?)?;
-    sparse::copy(&now.disk, File::create_new(into.join(DISK))?)?;
-    hand_over(&now.root, &into.join(ROOT))?;
+fn write_parts(now: &Incarnation, said: &Said, into: &Path) -> io::Result<()> {
+    fs::write(into.join(MACHINE_FILE), serde_json::to_vec(said)?)?;
+    sparse::copy(&now.disk, File::create_new(into.join(DISK_FILE))?)?;
+    hand_over(&now.root, &into.join(ROOT_FILE))?;
     let saved = Saved::within(into);
     if saved.memory.exists() { Ok(()) } else { hand_over(&now.base, &saved.memory) }
 }
@@ -110,12 +111,12 @@ fn hand_over(file: &File, name: &Path) -> io::Result<()> {
     let open = format!("/proc/self/fd/{}", file.as_raw_fd());
     match linkat(CWD, open, CWD, name, AtFlags::SYMLINK_FOLLOW) {
         Ok(()) => Ok(()),
-        Err(_) => sparse::copy(&reopened(file)?, File::create_new(name)?).map(drop),
+        Err(_) => sparse::copy(&reopen_file(file)?, File::create_new(name)?).map(drop),
     }
 }
 
 /// Not to move where others read.
-fn reopened(file: &File) -> io::Result<File> {
+fn reopen_file(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
@@ -150,9 +151,9 @@ pub(super) async fn source(
     driver: &dyn Driver,
     admitted: &Admitted,
 ) -> Result<(Source, Numbers)> {
-    let said = read(parts.get(MACHINE)?)?;
+    let said = read_description(parts.get(MACHINE_FILE)?)?;
     let other = "take another one here, or bring the same version";
-    if said.program != SUM {
+    if said.program != FAR_DIGEST {
         return Err(unfit("it was captured by another version of stockade", other));
     }
     let runner = driver.version().await?;
@@ -168,21 +169,21 @@ pub(super) async fn source(
         let message = "it was captured with a workspace that no directory is a copy of";
         return Err(unfit(message, "ask for an ephemeral workspace"));
     }
-    let touched = parts.get(Saved::TOUCHED).ok().map(Path::to_owned);
+    let touched = parts.get(Saved::DIRTY_PAGES_FILE).ok().map(Path::to_owned);
     let saved = Saved {
-        state: parts.get(Saved::STATE)?.to_owned(),
-        memory: parts.get(Saved::MEMORY)?.to_owned(),
+        state: parts.get(Saved::STATE_FILE)?.to_owned(),
+        memory: parts.get(Saved::MEMORY_FILE)?.to_owned(),
         touched,
     };
-    let (disk, root) = (parts.get(DISK)?.to_owned(), parts.get(ROOT)?.to_owned());
+    let (disk, root) = (parts.get(DISK_FILE)?.to_owned(), parts.get(ROOT_FILE)?.to_owned());
     Ok((Source { saved, disk, root, memory: said.memory, cpus: said.cpus }, said.used))
 }
 
-fn read(path: &Path) -> Result<Said> {
+fn read_description(path: &Path) -> Result<Said> {
     use std::io::Read;
     let read = || {
         let mut text = Vec::new();
-        File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
+        File::open(path)?.take(MAX_MACHINE_BYTES).read_to_end(&mut text)?;
         Ok(serde_json::from_slice(&text)?)
     };
     read().map_err(|error: io::Error| {

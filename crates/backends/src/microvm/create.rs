@@ -22,15 +22,15 @@ use super::sandbox::MicrovmSandbox;
 use super::template::Wanted;
 use super::{Inner, NAME, failed, identity, sparse};
 use crate::across::near::{self, Bridge, Connection, FarSandbox, Peer};
-use crate::across::words::HELLO;
+use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths, private};
 
-/// How long a copy may take to say its first word.
-const FIRST_WORD: Duration = Duration::from_secs(30);
+/// Timeout for a copy to send its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The least that all of a machine gets.
-const ONE_PROCESSOR: Millicores = Millicores(1000);
+/// Minimum CPU rate of a whole machine: one processor.
+const MIN_CPU_RATE: Millicores = Millicores(1000);
 
 /// A sandbox of this value, or one that it is about to build.
 pub(super) struct Live {
@@ -160,7 +160,7 @@ impl Inner {
         let mut machine = source.machine(disk.clone());
         // What the guest may use is held inside. A machine that is slower than one processor would keep
         // its own kernel from building the walls in time.
-        machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(ONE_PROCESSOR));
+        machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(MIN_CPU_RATE));
         let driver = &self.workshop().await?.driver;
         let unusable = |error| failed("create", "what it is made of cannot be used").source(error);
         let held = |path: &Path| File::open(path).map_err(unusable);
@@ -203,9 +203,9 @@ pub(super) async fn greet(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> 
         let mut line = serde_json::to_vec(&identity)?;
         line.push(b'\n');
         pipe.write_all(&line).await?;
-        let mut word = vec![0; HELLO.len()];
+        let mut word = vec![0; HELLO_LINE.len()];
         pipe.read_exact(&mut word).await?;
-        match word == HELLO {
+        match word == HELLO_LINE {
             true => Ok(()),
             false => Err(io::Error::from(io::ErrorKind::InvalidData)),
         }
@@ -214,14 +214,14 @@ pub(super) async fn greet(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> 
         said if said.is_empty() => String::new(),
         said => format!("; it wrote: {said}"),
     };
-    match timeout(FIRST_WORD, greeting).await {
+    match timeout(HELLO_TIMEOUT, greeting).await {
         Ok(Ok(())) => Ok(connection(pipe)),
         Ok(Err(error)) => {
             let message = format!("its machine ended before it said a word{}", wrote());
             Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error))
         }
         Err(_) => {
-            let message = format!("its machine said nothing for {FIRST_WORD:?}{}", wrote());
+            let message = format!("its machine said nothing for {HELLO_TIMEOUT:?}{}", wrote());
             Err(Error::new(ErrorCode::TooSlow, "create", message).backend(NAME))
         }
     }

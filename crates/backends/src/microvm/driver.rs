@@ -37,15 +37,15 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    pub const STATE: &str = "state";
-    pub const MEMORY: &str = "memory";
-    pub const TOUCHED: &str = "touched";
+    pub const STATE_FILE: &str = "state";
+    pub const MEMORY_FILE: &str = "memory";
+    pub const DIRTY_PAGES_FILE: &str = "touched";
 
     /// The files that [`Vm::save`] makes in a directory: the pages that were touched, where the memory was
     /// that of another file before, or all of the memory.
     pub fn within(dir: &Path) -> Self {
-        let touched = Some(dir.join(Self::TOUCHED));
-        Self { state: dir.join(Self::STATE), memory: dir.join(Self::MEMORY), touched }
+        let touched = Some(dir.join(Self::DIRTY_PAGES_FILE));
+        Self { state: dir.join(Self::STATE_FILE), memory: dir.join(Self::MEMORY_FILE), touched }
     }
 }
 

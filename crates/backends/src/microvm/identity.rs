@@ -9,24 +9,24 @@ use stockade_core::{Result, SandboxId};
 use super::failed;
 use crate::across::guest::Identity;
 
-const SEED: usize = 64;
+const SEED_BYTES: usize = 64;
 
 /// A new one for this sandbox.
 pub(super) fn fresh(id: &SandboxId) -> Result<Identity> {
     let random = |bytes: usize| {
-        hex(bytes).map_err(|error| failed("create", "there is no randomness").source(error))
+        random_hex(bytes).map_err(|error| failed("create", "there is no randomness").source(error))
     };
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Identity {
         hostname: id.to_string(),
         machine_id: random(16)?,
         boot_id: random(16)?,
-        seed: random(SEED)?,
+        seed: random(SEED_BYTES)?,
         clock: u64::try_from(clock.as_nanos()).unwrap_or(u64::MAX),
     })
 }
 
-fn hex(length: usize) -> io::Result<String> {
+fn random_hex(length: usize) -> io::Result<String> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
     while filled < length {

@@ -19,31 +19,31 @@ use super::{NAME, failed, oci};
 use crate::linux::{self, fingerprint};
 use crate::native::Native;
 
-/// What makes one, and the package that brings it.
-const PROGRAM: &str = "/usr/bin/mkfs.erofs";
-/// How long it may take.
-const PATIENCE: Duration = Duration::from_secs(600);
-/// The most memory and disk that it may take.
-const MEMORY: Bytes = Bytes(2 << 30);
-const LARGEST: Bytes = Bytes(64 << 30);
-/// Where it finds a directory, and what it writes.
-const SOURCE: &str = "/stockade/root";
-const MADE: &str = "image";
-/// A directory in which there is nothing, inside and in the draft.
-const NOTHING: (&str, &str) = ("/workspace/nothing", "nothing");
-/// What of this host's own view is not the image's: its private places, which stay as empty directories for
-/// the sandbox's own to be mounted at.
-const LEFT_OUT: &str = "^(dev|home|proc|run|stockade|sys|tmp|var/tmp|workspace)/.";
-/// Lists what of it cannot be read, each ended by a zero.
-const UNREADABLE: &str = "unreadable";
+/// The program that makes the file system.
+const MKFS_PROGRAM: &str = "/usr/bin/mkfs.erofs";
+/// Timeout for packing a root.
+const PACK_TIMEOUT: Duration = Duration::from_secs(600);
+/// Memory and disk limits of the sandbox that packs a root.
+const PACK_MEMORY_LIMIT: Bytes = Bytes(2 << 30);
+const PACK_DISK_LIMIT: Bytes = Bytes(64 << 30);
+/// The mount point of a directory that is packed, and the file that is written.
+const SOURCE_DIR: &str = "/stockade/root";
+const IMAGE_FILE: &str = "image";
+/// An empty directory: its path inside, and its name in the draft.
+const EMPTY_DIR: (&str, &str) = ("/workspace/nothing", "nothing");
+/// Paths of this host that are not part of its image: private directories, which stay empty for the
+/// sandbox's own to be mounted at.
+const EXCLUDE_REGEX: &str = "^(dev|home|proc|run|stockade|sys|tmp|var/tmp|workspace)/.";
+/// List of the host's unreadable paths, each ended by a zero byte, and the script that writes it.
+const UNREADABLE_LIST_FILE: &str = "unreadable";
 const FIND_UNREADABLE: &str = r"cd / && find * \( -path dev -o -path home -o -path proc -o -path run \
     -o -path stockade -o -path sys -o -path tmp -o -path var/tmp -o -path workspace \) -prune \
     -o ! -type l \( ! -readable -o -type d ! -executable \) -print0 -prune > /workspace/unreadable";
-/// The most of its complaints that is told.
-const SAID: usize = 400;
+/// Length limit of the program's messages in an error.
+const MAX_MESSAGE_CHARS: usize = 400;
 
-/// What of this host changes whenever its programs do.
-const SIGNS: [&str; 10] = [
+/// The paths of this host that change whenever its programs do.
+const HOST_FINGERPRINT_PATHS: [&str; 10] = [
     "/usr",
     "/usr/bin",
     "/usr/sbin",
@@ -56,7 +56,7 @@ const SIGNS: [&str; 10] = [
     "/var/lib/dpkg/status",
 ];
 
-/// How an image is made of this host has changed whenever this does.
+/// Version of how an image of this host is made; a change makes it anew.
 const HOST_IMAGE_VERSION: u32 = 2;
 
 /// Where a root comes from.
@@ -74,7 +74,7 @@ pub(super) enum Root {
 
 /// Whether roots can be made here.
 pub(super) fn can_be_made() -> Result<()> {
-    match Path::new(PROGRAM).is_file() {
+    match Path::new(MKFS_PROGRAM).is_file() {
         true => Ok(()),
         false => Err(Error::new(ErrorCode::Unavailable, "create", "mkfs.erofs is not installed")
             .backend(NAME)
@@ -88,7 +88,7 @@ impl Root {
         match self {
             Self::Host => {
                 let state = |path: &&str| fingerprint::version(Path::new(path)).unwrap_or_default();
-                let all: Vec<_> = SIGNS.iter().map(state).collect();
+                let all: Vec<_> = HOST_FINGERPRINT_PATHS.iter().map(state).collect();
                 Ok(fingerprint::hash(
                     format!("host {HOST_IMAGE_VERSION} {}", all.join(" ")).as_bytes(),
                 ))
@@ -138,11 +138,11 @@ impl Root {
         can_be_made()?;
         let draft = maker.draft("image")?;
         let id = linux::trial_id();
-        let made = timeout(PATIENCE, self.pack(native, &id, draft.path())).await;
+        let made = timeout(PACK_TIMEOUT, self.pack(native, &id, draft.path())).await;
         let ended = native.destroy(&id).await;
         let slow = || failed("create", "packing the root into a file system took too long");
         made.unwrap_or_else(|_| Err(slow())).and(ended)?;
-        let image = draft.path().join(MADE);
+        let image = draft.path().join(IMAGE_FILE);
         let closed = fs::set_permissions(&image, Permissions::from_mode(0o600));
         closed.map_err(|error| failed("create", "no file system was made").source(error))?;
         maker.keep(Kind::Image, key, &image)
@@ -152,9 +152,9 @@ impl Root {
     fn source(&self) -> &'static str {
         match self {
             Self::Host => "/",
-            Self::Directory(_) => SOURCE,
-            Self::Archive(_) => oci::UNPACKED,
-            Self::Empty => NOTHING.0,
+            Self::Directory(_) => SOURCE_DIR,
+            Self::Archive(_) => oci::UNPACKED_DIR,
+            Self::Empty => EMPTY_DIR.0,
         }
     }
 
@@ -165,19 +165,19 @@ impl Root {
         let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
         match self {
             Self::Archive(_) => oci::unpack(&*sandbox, &limits).await?,
-            Self::Empty => fs::create_dir(draft.join(NOTHING.1)).map_err(|error| {
+            Self::Empty => fs::create_dir(draft.join(EMPTY_DIR.1)).map_err(|error| {
                 failed("create", "the cache cannot be written to").source(error)
             })?,
             Self::Host | Self::Directory(_) => {}
         }
-        let left_out = format!("--exclude-regex={LEFT_OUT}");
+        let left_out = format!("--exclude-regex={EXCLUDE_REGEX}");
         let unreadable = match self {
-            Self::Host => unreadable(&*sandbox, &limits, draft).await?,
+            Self::Host => list_unreadable(&*sandbox, &limits, draft).await?,
             Self::Directory(_) | Self::Archive(_) | Self::Empty => Vec::new(),
         };
-        let mut argv = vec![PROGRAM, "--all-root", "--quiet", "-x-1", "-T0", &left_out];
+        let mut argv = vec![MKFS_PROGRAM, "--all-root", "--quiet", "-x-1", "-T0", &left_out];
         argv.extend(unreadable.iter().map(String::as_str));
-        argv.extend([MADE, self.source()]);
+        argv.extend([IMAGE_FILE, self.source()]);
         run(&*sandbox, &limits, &argv).await
     }
 
@@ -188,8 +188,8 @@ impl Root {
         };
         let shown = match self {
             Self::Host | Self::Empty => None,
-            Self::Directory(path) => Some((path, SOURCE)),
-            Self::Archive(path) => Some((path, oci::ARCHIVE)),
+            Self::Directory(path) => Some((path, SOURCE_DIR)),
+            Self::Archive(path) => Some((path, oci::ARCHIVE_PATH)),
         };
         let mut mounts = Vec::new();
         if let Some((path, target)) = shown {
@@ -199,7 +199,7 @@ impl Root {
         Ok(SandboxSpec {
             workspace: Workspace::Local(host(draft)?),
             mounts,
-            limits: Limits { memory: Some(MEMORY), disk: Some(LARGEST), ..Limits::default() },
+            limits: Limits { memory: Some(PACK_MEMORY_LIMIT), disk: Some(PACK_DISK_LIMIT), ..Limits::default() },
             network: Network::None,
             ..SandboxSpec::default()
         })
@@ -208,13 +208,13 @@ impl Root {
 
 /// What leaves out of this host's own view what its walls show and do not let be read: in native walls
 /// nobody could read it either.
-async fn unreadable(
+async fn list_unreadable(
     sandbox: &dyn Sandbox,
     limits: &EffectiveLimits,
     draft: &Path,
 ) -> Result<Vec<String>> {
     run(sandbox, limits, &["/bin/sh", "-c", FIND_UNREADABLE]).await?;
-    let found = fs::read(draft.join(UNREADABLE)).map_err(|error| {
+    let found = fs::read(draft.join(UNREADABLE_LIST_FILE)).map_err(|error| {
         failed("create", "what cannot be read of this host is not known").source(error)
     })?;
     let names = found.split(|byte| *byte == 0).filter(|name| !name.is_empty());
@@ -228,20 +228,20 @@ pub(super) async fn run(
     limits: &EffectiveLimits,
     argv: &[&str],
 ) -> Result<()> {
-    finish(sandbox.spawn(&Command::program(argv.iter().copied()), limits).await?).await
+    wait_for_success(sandbox.spawn(&Command::program(argv.iter().copied()), limits).await?).await
 }
 
-async fn finish(mut process: Process) -> Result<()> {
+async fn wait_for_success(mut process: Process) -> Result<()> {
     let mut said = String::new();
     while let Some(event) = process.events.next().await {
         match event {
-            ProcessEvent::Output(_, data) if said.len() < SAID => {
+            ProcessEvent::Output(_, data) if said.len() < MAX_MESSAGE_CHARS => {
                 said.push_str(&String::from_utf8_lossy(&data));
             }
             ProcessEvent::Output(..) => {}
             ProcessEvent::Exit(exit) if exit.status == ExitStatus::Exited(0) => return Ok(()),
             ProcessEvent::Exit(exit) => {
-                let said: String = said.escape_debug().take(SAID).collect();
+                let said: String = said.escape_debug().take(MAX_MESSAGE_CHARS).collect();
                 let message = format!("the root cannot be packed: {said}");
                 return Err(failed("create", message)
                     .remedy("see that all of it may be read, or name another root")

@@ -1,8 +1,8 @@
 //! The first files of a machine: the program that is its first process, and the kernel's modules. Written
 //! in the one format that the kernel reads (`cpio`, "newc"); the same files always give the same bytes.
 
-const FILE: u32 = 0o100_000;
-const DIRECTORY: u32 = 0o040_000;
+const REGULAR_FILE_MODE: u32 = 0o100_000;
+const DIRECTORY_MODE: u32 = 0o040_000;
 
 /// An archive that is being written.
 #[derive(Default)]
@@ -11,13 +11,13 @@ pub(super) struct Initramfs(Vec<u8>, u32);
 impl Initramfs {
     /// A directory. Those above it come before.
     pub(super) fn directory(mut self, name: &str) -> Self {
-        self.entry(name, DIRECTORY | 0o755, &[]);
+        self.entry(name, DIRECTORY_MODE | 0o755, &[]);
         self
     }
 
     /// A program or any other file.
     pub(super) fn file(mut self, name: &str, bytes: &[u8]) -> Self {
-        self.entry(name, FILE | 0o755, bytes);
+        self.entry(name, REGULAR_FILE_MODE | 0o755, bytes);
         self
     }
 

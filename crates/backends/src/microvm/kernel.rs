@@ -12,20 +12,20 @@ use super::decompress::samples;
 use super::decompress::{Format, number, wrong};
 use super::{NAME, modules};
 
-const BOOT: &str = "/boot";
-const PREFIX: &str = "vmlinuz-";
-const SUFFIX: &str = "-cloud-amd64";
-const MODULES: &str = "/lib/modules";
+const BOOT_DIR: &str = "/boot";
+const KERNEL_PREFIX: &str = "vmlinuz-";
+const KERNEL_SUFFIX: &str = "-cloud-amd64";
+const MODULES_DIR: &str = "/lib/modules";
 
-/// Where a compressed image says where what it carries lies (Documentation/arch/x86/boot.rst).
+/// Offsets in a bzImage header, which locates the compressed kernel (Documentation/arch/x86/boot.rst).
 const SETUP_SECTORS: usize = 0x1f1;
-const MAGIC: usize = 0x202;
+const MAGIC_OFFSET: usize = 0x202;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
-/// The most that a kernel takes.
+/// Size limit of an uncompressed kernel.
 const MAX_KERNEL_BYTES: usize = 512 << 20;
-/// How an uncompressed kernel begins.
-const ELF: &[u8] = b"\x7fELF";
+/// The first bytes of an uncompressed kernel.
+const ELF_MAGIC: &[u8] = b"\x7fELF";
 
 /// A kernel of this host.
 #[derive(Debug, Clone)]
@@ -37,16 +37,16 @@ pub(super) struct Kernel {
 impl Kernel {
     /// The newest one for the cloud.
     pub(super) fn find() -> Result<Self> {
-        let entries = fs::read_dir(BOOT).into_iter().flatten().flatten();
+        let entries = fs::read_dir(BOOT_DIR).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let versions = names.filter_map(|name| Some(name.strip_prefix(PREFIX)?.to_owned()));
-        let newest = versions.filter(|name| name.ends_with(SUFFIX)).max_by_key(|name| parts(name));
+        let versions = names.filter_map(|name| Some(name.strip_prefix(KERNEL_PREFIX)?.to_owned()));
+        let newest = versions.filter(|name| name.ends_with(KERNEL_SUFFIX)).max_by_key(|name| version_numbers(name));
         let version = newest.ok_or_else(|| {
             Error::new(ErrorCode::Unavailable, "create", "there is no kernel for its machines")
                 .backend(NAME)
                 .remedy("install the package linux-image-cloud-amd64")
         })?;
-        Ok(Self { path: Path::new(BOOT).join(format!("{PREFIX}{version}")), version })
+        Ok(Self { path: Path::new(BOOT_DIR).join(format!("{KERNEL_PREFIX}{version}")), version })
     }
 
     /// The kernel as a machine starts it.
@@ -57,7 +57,7 @@ impl Kernel {
 
     /// The modules that it needs and does not have built in, under names that put them in order.
     pub(super) fn modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
-        let directory = Path::new(MODULES).join(&self.version);
+        let directory = Path::new(MODULES_DIR).join(&self.version);
         modules::load(&directory).map_err(|error| self.unusable(&directory, error))
     }
 
@@ -71,23 +71,23 @@ impl Kernel {
 }
 
 /// The numbers of a version, by which the newest is known.
-fn parts(version: &str) -> Vec<u64> {
+fn version_numbers(version: &str) -> Vec<u64> {
     version.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
 }
 
 /// The kernel that an image carries, or that it is.
 fn unpack(image: &[u8]) -> io::Result<Vec<u8>> {
-    if image.starts_with(ELF) {
+    if image.starts_with(ELF_MAGIC) {
         return Ok(image.to_vec());
     }
-    if image.get(MAGIC..MAGIC + 4) != Some(b"HdrS") {
+    if image.get(MAGIC_OFFSET..MAGIC_OFFSET + 4) != Some(b"HdrS") {
         return Err(wrong("it is no kernel of this architecture"));
     }
     let sectors = usize::from(image.get(SETUP_SECTORS).copied().unwrap_or(0)).max(4);
     let start = (sectors + 1) * 512 + number(image, PAYLOAD_OFFSET)?;
     let end = start.saturating_add(number(image, PAYLOAD_LENGTH)?);
     let payload = image.get(start..end).ok_or_else(|| wrong("it is cut short"))?;
-    if payload.starts_with(ELF) {
+    if payload.starts_with(ELF_MAGIC) {
         return Ok(payload.to_vec());
     }
     // The last four bytes say how long the whole is.
@@ -112,7 +112,7 @@ mod tests {
     fn image(payload: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 5 * 512];
         image[SETUP_SECTORS] = 4;
-        image[MAGIC..MAGIC + 4].copy_from_slice(b"HdrS");
+        image[MAGIC_OFFSET..MAGIC_OFFSET + 4].copy_from_slice(b"HdrS");
         let length = u32::try_from(payload.len()).unwrap();
         image[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&length.to_le_bytes());
         image.extend_from_slice(payload);
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn the_newest_version_is_known_by_its_numbers() {
         let mut all = ["6.1.0-9-cloud-amd64", "6.1.0-54-cloud-amd64", "6.1.0-10-cloud-amd64"];
-        all.sort_by_key(|version| parts(version));
+        all.sort_by_key(|version| version_numbers(version));
         assert_eq!(all[2], "6.1.0-54-cloud-amd64");
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn what_is_no_kernel_or_is_cut_short_is_refused() {
         let mut image = vec![0; 4096];
         assert!(unpack(&image).is_err());
-        image[MAGIC..MAGIC + 4].copy_from_slice(b"HdrS");
+        image[MAGIC_OFFSET..MAGIC_OFFSET + 4].copy_from_slice(b"HdrS");
         image[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&9999_u32.to_le_bytes());
         assert!(unpack(&image).is_err());
         image[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&0_u32.to_le_bytes());
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn an_image_is_unpacked_whatever_it_is_compressed_by() {
-        let kernel: Vec<u8> = ELF.iter().copied().chain(samples::plain()).collect();
+        let kernel: Vec<u8> = ELF_MAGIC.iter().copied().chain(samples::plain()).collect();
         assert_eq!(unpack(&kernel).unwrap(), kernel);
         assert_eq!(unpack(&image(&kernel)).unwrap(), kernel);
         let plain = samples::plain();

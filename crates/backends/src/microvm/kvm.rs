@@ -21,14 +21,14 @@ use std::time::Duration;
 
 use kvm_ioctls::Kvm as Device;
 
-use code::{LINUX, Step};
+use code::{LINUX_STEPS, Step};
 
-const DEVICE: &CStr = c"/dev/kvm";
-/// How long the machine may run, and how long the kernel may take to let go of it: a thousand times what
-/// it takes, for a host that is busy must not be taken for one that cannot.
-const LIMIT: Duration = Duration::from_secs(3);
-/// Ends a run. Blocked in the thread that runs the machine, and so never delivered to anybody.
-const KICK: libc::c_int = libc::SIGURG;
+const KVM_DEVICE: &CStr = c"/dev/kvm";
+/// Timeout of a run, and again of its end by the kernel: a thousand times what either takes, for a busy
+/// host must not be taken for one that cannot.
+const RUN_TIMEOUT: Duration = Duration::from_secs(3);
+/// The signal that ends a run. Blocked in the thread that runs the machine, and so never delivered.
+const KICK_SIGNAL: libc::c_int = libc::SIGURG;
 /// What KVM is good for on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kvm {
@@ -74,12 +74,12 @@ impl fmt::Display for Kvm {
 
 /// Finds out. Blocks for a millisecond, or for twice the limit at the most.
 pub(super) fn probe() -> Kvm {
-    probe_at(DEVICE)
+    probe_at(KVM_DEVICE)
 }
 
 fn probe_at(device: &CStr) -> Kvm {
     match Device::new_with_path(device) {
-        Ok(device) => try_out(device, LINUX),
+        Ok(device) => try_out(device, LINUX_STEPS),
         Err(error) => not_opened(error.errno()),
     }
 }
@@ -116,19 +116,19 @@ fn in_time(run: impl FnOnce() -> Run + Send + 'static) -> Run {
     };
     let started = thread::Builder::new().name("stockade-kvm".into()).spawn(body);
     let runner = started.map_err(|error| format!("no thread for it: {error}"))?;
-    match answers.recv_timeout(LIMIT) {
+    match answers.recv_timeout(RUN_TIMEOUT) {
         Err(RecvTimeoutError::Timeout) => kick(&runner),
-        Ok(answer) => return joined(runner, answer),
+        Ok(answer) => return join_runner(runner, answer),
         Err(RecvTimeoutError::Disconnected) => return Err("the attempt broke off".into()),
     }
-    match answers.recv_timeout(LIMIT) {
-        Ok(answer) => joined(runner, answer),
-        Err(_) => Err(format!("a machine did not stop within {:?}", 2 * LIMIT)),
+    match answers.recv_timeout(RUN_TIMEOUT) {
+        Ok(answer) => join_runner(runner, answer),
+        Err(_) => Err(format!("a machine did not stop within {:?}", 2 * RUN_TIMEOUT)),
     }
 }
 
 /// The answer, once everything that was made for it is gone.
-fn joined(runner: JoinHandle<()>, answer: Run) -> Run {
+fn join_runner(runner: JoinHandle<()>, answer: Run) -> Run {
     let _ = runner.join();
     answer
 }
@@ -144,7 +144,7 @@ fn block_every_signal() {
 
 fn kick(runner: &JoinHandle<()>) {
     // SAFETY: the thread was not joined, so that its name is still its own; the signal is blocked there.
-    unsafe { libc::pthread_kill(runner.as_pthread_t(), KICK) };
+    unsafe { libc::pthread_kill(runner.as_pthread_t(), KICK_SIGNAL) };
 }
 
 #[cfg(test)]
@@ -169,7 +169,7 @@ mod tests {
         let began = Instant::now();
         let found = probe();
         println!("in {:?}: {found} (remedy: {})", began.elapsed(), found.remedy());
-        assert!(began.elapsed() < 3 * LIMIT, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 3 * RUN_TIMEOUT, "{:?}", began.elapsed());
     }
 
     #[test]
@@ -193,18 +193,18 @@ mod tests {
 
     #[test]
     fn a_machine_that_hangs_is_ended_and_its_step_is_named() {
-        const HANGS: &[Step] = &[Step::new("nop", &[0x90]), Step::new("jmp .", &[0xeb, 0xfe])];
+        const HANGING_STEPS: &[Step] = &[Step::new("nop", &[0x90]), Step::new("jmp .", &[0xeb, 0xfe])];
         let Some(device) = device() else { return };
-        let reason = format!("the machine hung for {LIMIT:?} at `jmp .`");
-        assert_eq!(try_out(device, HANGS), Kvm::CannotRunLinux { reason });
+        let reason = format!("the machine hung for {RUN_TIMEOUT:?} at `jmp .`");
+        assert_eq!(try_out(device, HANGING_STEPS), Kvm::CannotRunLinux { reason });
     }
 
     #[test]
     fn an_instruction_that_fails_is_named() {
         // There is no handler for an undefined instruction.
-        const CRASHES: &[Step] = &[Step::new("nop", &[0x90]), Step::new("ud2", &[0x0f, 0x0b])];
+        const CRASHING_STEPS: &[Step] = &[Step::new("nop", &[0x90]), Step::new("ud2", &[0x0f, 0x0b])];
         let Some(device) = device() else { return };
-        let Kvm::CannotRunLinux { reason } = try_out(device, CRASHES) else {
+        let Kvm::CannotRunLinux { reason } = try_out(device, CRASHING_STEPS) else {
             panic!("it ran what does not exist")
         };
         assert!(reason.ends_with("at `ud2`"), "{reason}");
@@ -213,12 +213,12 @@ mod tests {
     #[test]
     fn an_emulator_that_refuses_is_told_with_the_instruction() {
         // What reads memory that is not there is emulated, on any host; and this cannot be.
-        const REFUSED: &[Step] = &[
+        const REFUSED_STEPS: &[Step] = &[
             Step::new("nop", &[0x90]),
             Step::new("popcnt", &[0xbf, 0x00, 0x00, 0x10, 0x00, 0xf3, 0x48, 0x0f, 0xb8, 0x07]),
         ];
         let Some(device) = device() else { return };
-        let found = try_out(device, REFUSED);
+        let found = try_out(device, REFUSED_STEPS);
         println!("{found}");
         let reason = "it is emulated, and the emulator gave up at `popcnt`".to_owned();
         assert_eq!(found, Kvm::CannotRunLinux { reason });
@@ -232,6 +232,6 @@ mod tests {
         };
         let began = Instant::now();
         assert!(in_time(never).unwrap_err().contains("did not stop"));
-        assert!(began.elapsed() < 4 * LIMIT);
+        assert!(began.elapsed() < 4 * RUN_TIMEOUT);
     }
 }

@@ -40,7 +40,7 @@ use stockade_core::{
 };
 use tokio::time::timeout;
 
-use crate::across::far::SUM;
+use crate::across::far::FAR_DIGEST;
 use crate::across::words::Ask;
 use crate::linux::cgroup::throwaway;
 use crate::linux::turns::{Turns, to_its_end};
@@ -58,14 +58,14 @@ use template::{Template, Wanted, Workshop};
 /// The microvm backend's name.
 pub const NAME: BackendName = BackendName::literal("microvm");
 
-/// Why it is taken only by its name.
-const EMULATED: &str = "its machines are emulated in software, which claims no security";
+/// The reason why an emulating backend is chosen only by its name.
+const EMULATED_REASON: &str = "its machines are emulated in software, which claims no security";
 
-/// What KVM is called among the host's devices.
-const KVM: &str = "kvm";
+/// KVM's name among the host's devices.
+const KVM_DEVICE_NAME: &str = "kvm";
 
-/// How long a machine may take to bring the last changes before it is ended without.
-const TAKING_DOWN: Duration = Duration::from_secs(15);
+/// Timeout for a machine to bring its last changes; after it the machine is ended without them.
+const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What is said while a machine is prepared, which may take a minute.
 pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
@@ -225,7 +225,7 @@ impl Inner {
         let template = self.sample(workshop).await?;
         let mut measured = probe::adapted(workshop.driver.boundary(), &template.measured);
         if measured.boundary == Boundary::Emulated {
-            measured.only_by_name = Some(format!("{EMULATED}; {}", self.kvm()));
+            measured.only_by_name = Some(format!("{EMULATED_REASON}; {}", self.kvm()));
         }
         Ok(measured)
     }
@@ -279,7 +279,7 @@ impl Inner {
 
 /// Walls for what runs machines by the processor. Those who pack roots are not trusted with that.
 fn trusted_with_kvm() -> Arc<Native> {
-    Arc::new(Native::trusted_with(&[KVM]))
+    Arc::new(Native::trusted_with(&[KVM_DEVICE_NAME]))
 }
 
 fn not_prepared() -> Error {
@@ -296,7 +296,7 @@ impl Live {
         let bridge = self.bridge.lock().await.take();
         if let Some(bridge) = &bridge {
             let asked = match goes_on {
-                Ok(()) => timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await,
+                Ok(()) => timeout(TEARDOWN_TIMEOUT, bridge.ask("destroy", &Ask::Destroy)).await,
                 Err(error) => Ok(Err(error)),
             };
             bridge.link().close();
@@ -326,13 +326,13 @@ impl Backend for Microvm {
     }
 
     fn only_by_name(&self) -> Option<String> {
-        (self.0.boundary() == Boundary::Emulated).then(|| EMULATED.into())
+        (self.0.boundary() == Boundary::Emulated).then(|| EMULATED_REASON.into())
     }
 
     fn fingerprint(&self) -> Option<String> {
         let template = self.0.usual().fingerprint(&self.0.runner()).ok()?;
         let prepare = self.0.options.prepare;
-        Some(format!("{SUM} {template} {prepare}"))
+        Some(format!("{FAR_DIGEST} {template} {prepare}"))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use super::decompress::Format;
 
-/// What every machine needs; the kernel's own lists say by what other modules.
-const NEEDED: [&str; 8] = [
+/// The modules that every machine needs; their dependencies come from the kernel's own lists.
+const REQUIRED_MODULES: [&str; 8] = [
     "virtio_mmio",
     "virtio_blk",
     "virtio_console",
@@ -23,15 +23,15 @@ const NEEDED: [&str; 8] = [
 ];
 
 /// The kernel's lists: which file needs which, and which modules are part of the kernel.
-const DEPENDENCIES: &str = "modules.dep";
-const BUILT_IN: &str = "modules.builtin";
-/// The most that one module takes.
+const DEPENDENCIES_FILE: &str = "modules.dep";
+const BUILTIN_FILE: &str = "modules.builtin";
+/// Size limit of one module.
 const MAX_MODULE_BYTES: usize = 64 << 20;
 
 /// The modules of the kernel whose files lie in this directory, under names that put them in order.
 pub(super) fn load(directory: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let dependencies = fs::read_to_string(directory.join(DEPENDENCIES))?;
-    let built_in = fs::read_to_string(directory.join(BUILT_IN))?;
+    let dependencies = fs::read_to_string(directory.join(DEPENDENCIES_FILE))?;
+    let built_in = fs::read_to_string(directory.join(BUILTIN_FILE))?;
     let files = in_order(&dependencies, &built_in)?;
     let load = |(number, file): (usize, &str)| {
         Ok((format!("{number:02}.ko"), read(&directory.join(file))?))
@@ -43,7 +43,7 @@ pub(super) fn load(directory: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
 fn in_order<'a>(dependencies: &'a str, built_in: &str) -> io::Result<Vec<&'a str>> {
     let built_in: BTreeSet<String> = built_in.lines().map(module_name).collect();
     let mut files = Vec::new();
-    for needed in NEEDED.iter().filter(|needed| !built_in.contains(**needed)) {
+    for needed in REQUIRED_MODULES.iter().filter(|needed| !built_in.contains(**needed)) {
         let line = dependencies.lines().find_map(|line| {
             let (file, needs) = line.split_once(':')?;
             (module_name(file) == **needed).then_some((file, needs))
@@ -149,8 +149,8 @@ mod tests {
         for (ending, bytes) in endings {
             let place = tempfile::tempdir().unwrap();
             let (dependencies, built_in) = lists(ending);
-            fs::write(place.path().join(DEPENDENCIES), &dependencies).unwrap();
-            fs::write(place.path().join(BUILT_IN), &built_in).unwrap();
+            fs::write(place.path().join(DEPENDENCIES_FILE), &dependencies).unwrap();
+            fs::write(place.path().join(BUILTIN_FILE), &built_in).unwrap();
             let files = in_order(&dependencies, &built_in).unwrap();
             for file in &files {
                 let path = place.path().join(file);

@@ -7,20 +7,20 @@ use stockade_core::{EffectiveLimits, Error, ErrorCode, Files, FilesExt, Result, 
 use super::NAME;
 use super::image::run;
 
-/// Where the archive is shown, what it is unpacked into, and where its layers come together.
-pub(super) const ARCHIVE: &str = "/stockade/archive";
-const LAYOUT: &str = "layout";
-pub(super) const UNPACKED: &str = "unpacked";
+/// The mount point of the archive, the directory it is extracted into, and that of its merged layers.
+pub(super) const ARCHIVE_PATH: &str = "/stockade/archive";
+const LAYOUT_DIR: &str = "layout";
+pub(super) const UNPACKED_DIR: &str = "unpacked";
 
-/// The longest list that is read, the most layers, and how deep lists may lie in each other.
-const LIST: u64 = 1 << 20;
-const LAYERS: usize = 1000;
-const DEPTH: usize = 4;
+/// Limits of an archive: size of a manifest or index, number of layers, nesting of indexes.
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+const MAX_LAYERS: usize = 1000;
+const MAX_INDEX_DEPTH: usize = 4;
 
-const OPEN: &str = "mkdir layout unpacked && exec tar -xf /stockade/archive -C layout";
+const EXTRACT_SCRIPT: &str = "mkdir layout unpacked && exec tar -xf /stockade/archive -C layout";
 
-/// What a layer removes of those below it comes first, and is not part of what it adds.
-const ADD: &str = r#"set -eu
+/// Applies a layer: its whiteouts first, which are not part of what it adds.
+const APPLY_LAYER_SCRIPT: &str = r#"set -eu
 tar -tf "$1" | sed -n 's,^\./,,; /\(^\|\/\)\.wh\./p' > gone
 while IFS= read -r path; do
     dir=unpacked/$(dirname "$path") name=$(basename "$path")
@@ -39,34 +39,34 @@ fn wrong(what: &str) -> Error {
 
 /// Unpacks the archive.
 pub(super) async fn unpack(sandbox: &dyn Sandbox, limits: &EffectiveLimits) -> Result<()> {
-    run(sandbox, limits, &["sh", "-c", OPEN]).await?;
-    for layer in layers(sandbox.files()?).await? {
-        run(sandbox, limits, &["sh", "-c", ADD, "sh", &format!("{LAYOUT}/{layer}")]).await?;
+    run(sandbox, limits, &["sh", "-c", EXTRACT_SCRIPT]).await?;
+    for layer in list_layers(sandbox.files()?).await? {
+        run(sandbox, limits, &["sh", "-c", APPLY_LAYER_SCRIPT, "sh", &format!("{LAYOUT_DIR}/{layer}")]).await?;
     }
     Ok(())
 }
 
 /// The layers of its one image, the lowest first: by Docker's list, or by that of an OCI layout.
-async fn layers(files: &dyn Files) -> Result<Vec<String>> {
-    if let Some(list) = read(files, "manifest.json").await? {
-        let image = only(list.as_array())?;
-        return each(&image["Layers"], |layer| layer.as_str().and_then(plain));
+async fn list_layers(files: &dyn Files) -> Result<Vec<String>> {
+    if let Some(list) = read_manifest(files, "manifest.json").await? {
+        let image = single_image(list.as_array())?;
+        return layer_paths(&image["Layers"], |layer| layer.as_str().and_then(relative_path));
     }
-    let mut list = read(files, "index.json").await?.ok_or_else(|| wrong("lists no image"))?;
-    for _ in 0..DEPTH {
+    let mut list = read_manifest(files, "index.json").await?.ok_or_else(|| wrong("lists no image"))?;
+    for _ in 0..MAX_INDEX_DEPTH {
         if list["layers"].is_array() {
-            return each(&list["layers"], |layer| blob(&layer["digest"]));
+            return layer_paths(&list["layers"], |layer| blob(&layer["digest"]));
         }
-        let next = blob(&only(list["manifests"].as_array())?["digest"]);
+        let next = blob(&single_image(list["manifests"].as_array())?["digest"]);
         let next = next.ok_or_else(|| wrong("names what cannot be in it"))?;
-        list = read(files, &next).await?.ok_or_else(|| wrong("lacks what it lists"))?;
+        list = read_manifest(files, &next).await?.ok_or_else(|| wrong("lacks what it lists"))?;
     }
     Err(wrong("has lists in lists"))
 }
 
-async fn read(files: &dyn Files, name: &str) -> Result<Option<Value>> {
-    let path = format!("{LAYOUT}/{name}").parse().map_err(|_| wrong("names no file"))?;
-    let text = match files.read_all(&path, LIST).await {
+async fn read_manifest(files: &dyn Files, name: &str) -> Result<Option<Value>> {
+    let path = format!("{LAYOUT_DIR}/{name}").parse().map_err(|_| wrong("names no file"))?;
+    let text = match files.read_all(&path, MAX_MANIFEST_BYTES).await {
         Ok(text) => text,
         Err(error) if error.code() == ErrorCode::NotFound => return Ok(None),
         Err(error) => return Err(wrong("cannot be read").source(error)),
@@ -74,21 +74,21 @@ async fn read(files: &dyn Files, name: &str) -> Result<Option<Value>> {
     serde_json::from_slice(&text).map(Some).map_err(|error| wrong("makes no sense").source(error))
 }
 
-fn only(list: Option<&Vec<Value>>) -> Result<&Value> {
+fn single_image(list: Option<&Vec<Value>>) -> Result<&Value> {
     match list.map(Vec::as_slice) {
         Some([one]) => Ok(one),
         Some(_) | None => Err(wrong("does not hold exactly one image")),
     }
 }
 
-fn each(list: &Value, name: impl Fn(&Value) -> Option<String>) -> Result<Vec<String>> {
-    let list = list.as_array().filter(|list| list.len() <= LAYERS);
+fn layer_paths(list: &Value, name: impl Fn(&Value) -> Option<String>) -> Result<Vec<String>> {
+    let list = list.as_array().filter(|list| list.len() <= MAX_LAYERS);
     let named: Option<Vec<_>> = list.and_then(|list| list.iter().map(name).collect());
     named.ok_or_else(|| wrong("names layers that cannot be in it"))
 }
 
 /// A name in the archive that leads nowhere else.
-fn plain(name: &str) -> Option<String> {
+fn relative_path(name: &str) -> Option<String> {
     let fits = |part: &str| !part.is_empty() && part != "." && part != "..";
     name.split('/').all(fits).then(|| name.to_owned())
 }
@@ -96,7 +96,7 @@ fn plain(name: &str) -> Option<String> {
 /// Where a layout has what has this sum.
 fn blob(digest: &Value) -> Option<String> {
     let (kind, sum) = digest.as_str()?.split_once(':')?;
-    plain(&format!("blobs/{kind}/{sum}"))
+    relative_path(&format!("blobs/{kind}/{sum}"))
 }
 
 #[cfg(test)]
@@ -114,9 +114,9 @@ mod tests {
     #[test]
     fn names_lead_nowhere_else() {
         for bad in ["", "/etc/passwd", "a/../b", "..", "a//b", "./a"] {
-            assert_eq!(plain(bad), None, "{bad}");
+            assert_eq!(relative_path(bad), None, "{bad}");
         }
-        assert_eq!(plain("ab/layer.tar").as_deref(), Some("ab/layer.tar"));
+        assert_eq!(relative_path("ab/layer.tar").as_deref(), Some("ab/layer.tar"));
         assert_eq!(blob(&json!("sha256:00ff")).as_deref(), Some("blobs/sha256/00ff"));
         for bad in [json!("sha256"), json!("sha256:../../x"), json!(7), Value::Null] {
             assert_eq!(blob(&bad), None, "{bad}");
@@ -171,7 +171,7 @@ mod tests {
         let unpacked = unpack(&*sandbox, admitted.limits()).await;
         native.destroy(&id).await.unwrap();
         unpacked.unwrap();
-        let read = |name: &str| fs::read_to_string(draft.join(UNPACKED).join(name)).ok();
+        let read = |name: &str| fs::read_to_string(draft.join(UNPACKED_DIR).join(name)).ok();
         assert_eq!(read("kept").as_deref(), Some("2"));
         assert_eq!((read("dir/gone"), read("dir/stays")), (None, Some("1".into())));
         assert_eq!((read("over/old"), read("over/new")), (None, Some("2".into())));
@@ -182,7 +182,7 @@ mod tests {
     fn exactly_one_image_is_taken() {
         let none = json!([]);
         let two = json!([{}, {}]);
-        assert!(only(none.as_array()).is_err() && only(two.as_array()).is_err());
-        assert!(only(json!([{}]).as_array()).is_ok() && only(None).is_err());
+        assert!(single_image(none.as_array()).is_err() && single_image(two.as_array()).is_err());
+        assert!(single_image(json!([{}]).as_array()).is_ok() && single_image(None).is_err());
     }
 }

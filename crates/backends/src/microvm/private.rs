@@ -10,7 +10,7 @@ use stockade_core::{Result, SandboxId};
 use super::{NAME, failed};
 use crate::linux::{self, private};
 
-const PREFIX: &str = "microvm-";
+const DIR_PREFIX: &str = "microvm-";
 
 /// One of them.
 #[derive(Debug)]
@@ -23,12 +23,12 @@ impl Private {
     /// Makes it. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
         let made = private::base().and_then(|base| {
-            let path = private::path(&base, PREFIX, id);
+            let path = private::path(&base, DIR_PREFIX, id);
             DirBuilder::new().mode(0o700).create(&path).map(|()| path)
         });
         let path = made.map_err(|error| {
             failed("create", "its private directory cannot be made")
-                .remedy(private::REMEDY)
+                .remedy(private::PRIVATE_DIR_REMEDY)
                 .source(error)
         })?;
         Ok(Self { id: id.clone(), path })
@@ -70,12 +70,12 @@ impl Drop for Trial {
 
 /// Removes what is there of one.
 pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    private::remove(&NAME, PREFIX, id)
+    private::remove(&NAME, DIR_PREFIX, id)
 }
 
 /// The sandboxes of this user that have one.
 pub(super) fn ids() -> Vec<SandboxId> {
-    private::ids(PREFIX)
+    private::ids(DIR_PREFIX)
 }
 
 #[cfg(test)]

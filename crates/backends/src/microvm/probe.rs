@@ -5,8 +5,8 @@ use stockade_core::{Capabilities, Error, Feature, Support};
 use super::NAME;
 use crate::linux;
 
-/// What native offers and a machine of its own cannot.
-const ABSENT: [(Feature, &str, &str); 4] = [
+/// Features that native offers and a machine of its own cannot, with the reason and the remedy.
+const UNSUPPORTED_FEATURES: [(Feature, &str, &str); 4] = [
     (
         Feature::ExtraMounts,
         "directories of this host are not in the machine",
@@ -29,8 +29,8 @@ const ABSENT: [(Feature, &str, &str); 4] = [
     ),
 ];
 
-/// What is there by other means than in native walls.
-const OTHERWISE: [(Feature, &str); 7] = [
+/// Features that are provided by other means than in native walls.
+const REPLACED_FEATURES: [(Feature, &str); 7] = [
     (
         Feature::LocalWorkspace,
         "copied into the machine; changes are brought back after each command",
@@ -61,10 +61,10 @@ pub(super) fn adapted(boundary: stockade_core::Boundary, inside: &Capabilities) 
     start.private_disk.clone_from(&inside.private_disk);
     let same = |all: Capabilities, at: &Feature| all.with(*at, inside.support(*at));
     let mut all = Feature::ALL.iter().fold(start, same);
-    for (feature, by) in OTHERWISE {
+    for (feature, by) in REPLACED_FEATURES {
         all = all.with(feature, Support::full(by));
     }
-    for (feature, reason, remedy) in ABSENT {
+    for (feature, reason, remedy) in UNSUPPORTED_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     all

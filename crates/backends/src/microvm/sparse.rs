@@ -7,20 +7,20 @@ use std::os::fd::AsFd;
 use rustix::fs::{SeekFrom, ftruncate, seek, sendfile};
 use rustix::io::Errno;
 
-/// The most that is copied at once.
-const PIECE: u64 = 1 << 30;
+/// Chunk size of one `sendfile`.
+const COPY_CHUNK_BYTES: u64 = 1 << 30;
 
 /// Copies what is there of a file to the same places of another, which becomes as long.
 pub(super) fn copy(from: &File, to: impl AsFd) -> io::Result<u64> {
     let (length, to) = (from.metadata()?.len(), to.as_fd());
     ftruncate(to, length)?;
     let (mut at, mut copied) = (0, 0);
-    while let Some((start, end)) = next(from, at)? {
+    while let Some((start, end)) = find_data_segment(from, at)? {
         seek(to, SeekFrom::Start(start))?;
         seek(from, SeekFrom::Start(start))?;
         let mut left = end - start;
         while left > 0 {
-            let sent = sendfile(to, from, None, left.min(PIECE) as usize)? as u64;
+            let sent = sendfile(to, from, None, left.min(COPY_CHUNK_BYTES) as usize)? as u64;
             if sent == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -33,7 +33,7 @@ pub(super) fn copy(from: &File, to: impl AsFd) -> io::Result<u64> {
 }
 
 /// The next stretch that is not nothing.
-fn next(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
+fn find_data_segment(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
     match seek(file, SeekFrom::Data(from)) {
         Ok(start) => Ok(Some((start, seek(file, SeekFrom::Hole(start))?))),
         // Nothing more to the end.

@@ -14,15 +14,15 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_launcher::clear;
 
 use super::{NAME, failed};
-use crate::across::far::{PROGRAM, SUM};
+use crate::across::far::{FAR_PROGRAM, FAR_DIGEST};
 
-/// How long somebody else may take to make something.
-const PATIENCE: Duration = Duration::from_secs(900);
-const LOOK: Duration = Duration::from_millis(20);
-/// How many things of a kind are kept, the ones that were used last.
-const KEPT: usize = 6;
-/// What the names of unfinished things begin with.
-const DRAFT: &str = "new-";
+/// Timeout of the store's lock, which another process holds while it makes something.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(900);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// Limit of the cached entries of a kind; the least recently used are removed.
+const MAX_CACHED_ENTRIES: usize = 6;
+/// Name prefix of unfinished entries.
+const DRAFT_PREFIX: &str = "new-";
 
 /// The store.
 #[derive(Debug, Clone)]
@@ -119,12 +119,12 @@ impl Store {
 
     /// The program that starts machines in their walls and is the first inside, as a file.
     pub(super) fn program(&self) -> Result<PathBuf> {
-        let path = self.0.join(format!("program-{SUM}"));
+        let path = self.0.join(format!("program-{FAR_DIGEST}"));
         if path.is_file() {
             return Ok(path);
         }
-        let draft = self.0.join(format!("program-{SUM}.{}", std::process::id()));
-        let written = fs::write(&draft, PROGRAM)
+        let draft = self.0.join(format!("program-{FAR_DIGEST}.{}", std::process::id()));
+        let written = fs::write(&draft, FAR_PROGRAM)
             .and_then(|()| fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)))
             .and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
@@ -137,12 +137,12 @@ impl Store {
     pub(super) async fn maker(&self) -> Result<Maker> {
         let lock = File::options().create(true).append(true).open(self.0.join("lock"));
         let lock = lock.map_err(unusable)?;
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let until = tokio::time::Instant::now() + LOCK_TIMEOUT;
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
                 Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < until => {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
                 }
                 Err(error) => return Err(unusable(error.into())),
             }
@@ -173,7 +173,7 @@ impl Maker {
     fn tidy(&self) {
         let half_way = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.starts_with(DRAFT)
+            name.starts_with(DRAFT_PREFIX)
         };
         for draft in self.store.entries("").into_iter().filter(half_way) {
             let _ = clear(&draft);
@@ -182,7 +182,7 @@ impl Maker {
 
     /// An empty directory to make something in.
     pub(super) fn draft(&self, name: &str) -> Result<Draft> {
-        let path = self.store.0.join(format!("{DRAFT}{name}"));
+        let path = self.store.0.join(format!("{DRAFT_PREFIX}{name}"));
         let made = clear(&path).and_then(|()| DirBuilder::new().mode(0o700).create(&path));
         made.map(|()| Draft(path)).map_err(unusable)
     }
@@ -196,7 +196,7 @@ impl Maker {
         others.retain(|other| *other != path);
         others.sort_by_key(used);
         // Whoever uses one has opened it, and does not need its name.
-        for old in others.iter().rev().skip(KEPT - 1) {
+        for old in others.iter().rev().skip(MAX_CACHED_ENTRIES - 1) {
             let _ = clear(old);
         }
         Ok(path)
@@ -223,16 +223,16 @@ mod tests {
         drop(maker);
         let maker = store.maker().await.unwrap();
         assert!(!left.exists());
-        for number in 0..KEPT + 3 {
+        for number in 0..MAX_CACHED_ENTRIES + 3 {
             let name = number.to_string();
             let draft = maker.draft(&name).unwrap();
             File::open(draft.path()).unwrap().set_modified(SystemTime::now()).unwrap();
             maker.keep(Kind::Template, &name, draft.path()).unwrap();
             std::thread::sleep(Duration::from_millis(2));
         }
-        assert_eq!(store.entries("templates").len(), KEPT);
+        assert_eq!(store.entries("templates").len(), MAX_CACHED_ENTRIES);
         assert!(store.find(Kind::Template, "0").is_none());
-        assert!(store.find(Kind::Template, &(KEPT + 2).to_string()).is_some());
+        assert!(store.find(Kind::Template, &(MAX_CACHED_ENTRIES + 2).to_string()).is_some());
     }
 
     #[test]

@@ -21,20 +21,20 @@ use super::kernel::Kernel;
 use super::private::Trial;
 use super::store::{Kind, Maker, Store};
 use super::{Progress, create, failed, probe, tsc};
-use crate::across::far::{PROGRAM, SUM};
-use crate::across::guest::{LINE, Ready};
+use crate::across::far::{FAR_PROGRAM, FAR_DIGEST};
+use crate::across::guest::{MAX_LINE_BYTES, Ready};
 use crate::linux::fingerprint;
 use crate::native::Native;
 
-/// How a machine is made has changed whenever this does.
-const VERSION: u32 = 3;
-/// How long one may take to start, measure and wait.
-const STARTING: Duration = Duration::from_secs(180);
-/// What a guest's kernel and this program take of its memory.
-const KERNEL: u64 = 256 << 20;
-/// The smallest memory and disk: limits below are held inside, so that few sizes serve all.
-const SMALLEST_MEMORY: u64 = 1 << 30;
-const SMALLEST_DISK: u64 = 4 << 30;
+/// Version of how a template is made; a change makes all of them anew.
+const TEMPLATE_VERSION: u32 = 3;
+/// Timeout for a template machine to boot, measure and wait.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Memory of a guest that its kernel and this program take.
+const GUEST_OVERHEAD_BYTES: u64 = 256 << 20;
+/// Minimum memory and disk of a machine: limits below are held inside, so that few sizes serve all.
+const MIN_MEMORY_BYTES: u64 = 1 << 30;
+const MIN_DISK_BYTES: u64 = 4 << 30;
 
 /// What is to be prepared.
 #[derive(Debug, Clone)]
@@ -57,13 +57,13 @@ pub(super) struct Template {
 impl Wanted {
     /// The machine for these limits: the smallest that holds them.
     pub(super) fn of(root: Root, limits: &EffectiveLimits) -> Self {
-        let memory = limits.memory.map_or(SMALLEST_MEMORY, |most| most.0.saturating_add(KERNEL));
-        let disk = limits.disk.map_or(SMALLEST_DISK, |most| most.0.saturating_mul(2));
+        let memory = limits.memory.map_or(MIN_MEMORY_BYTES, |most| most.0.saturating_add(GUEST_OVERHEAD_BYTES));
+        let disk = limits.disk.map_or(MIN_DISK_BYTES, |most| most.0.saturating_mul(2));
         let size = |least: u64, most: u64| Bytes(most.max(least).next_power_of_two());
         Self {
             root,
-            memory: size(SMALLEST_MEMORY, memory),
-            disk: size(SMALLEST_DISK, disk),
+            memory: size(MIN_MEMORY_BYTES, memory),
+            disk: size(MIN_DISK_BYTES, disk),
             cpus: 1,
         }
     }
@@ -76,7 +76,7 @@ impl Wanted {
     fn key(&self, runner: &str, kernel: &Kernel, image: &str) -> String {
         let Self { memory, disk, cpus, .. } = self;
         let kernel = fingerprint::version(&kernel.path).unwrap_or_default();
-        let facts = format!("{VERSION} {SUM} {runner} {kernel} {image} {memory:?} {disk:?} {cpus}");
+        let facts = format!("{TEMPLATE_VERSION} {FAR_DIGEST} {runner} {kernel} {image} {memory:?} {disk:?} {cpus}");
         fingerprint::hash(facts.as_bytes())
     }
 }
@@ -139,7 +139,7 @@ impl Workshop {
         image: &Path,
     ) -> Result<Capabilities> {
         let draft = maker.draft("template")?;
-        let machine = furnish(wanted, kernel, image, draft.path()).await?;
+        let machine = prepare_machine(wanted, kernel, image, draft.path()).await?;
         let trial = Trial::make()?;
         let private = trial.get();
         let made = self.run(&machine, private.id(), private.path(), draft.path()).await;
@@ -180,7 +180,7 @@ impl Workshop {
         let vm = self.driver.boot(id, machine, dir).await?;
         let pipe = vm.connect().await?;
         let mut pipe = BufReader::new(pipe);
-        let measured = timeout(STARTING, greeted(&*vm, &mut pipe)).await;
+        let measured = timeout(BOOT_TIMEOUT, wait_until_ready(&*vm, &mut pipe)).await;
         let slow = || failed("create", "its machine did not start in time");
         let measured = measured.unwrap_or_else(|_| Err(slow()))?;
         vm.save(draft).await?;
@@ -202,9 +202,9 @@ fn unreadable(error: io::Error) -> stockade_core::Error {
 }
 
 /// What the machine says when it is ready to be copied.
-async fn greeted(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Result<Capabilities> {
+async fn wait_until_ready(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Result<Capabilities> {
     let mut line = String::new();
-    let read = pipe.take(LINE as u64).read_line(&mut line).await;
+    let read = pipe.take(MAX_LINE_BYTES as u64).read_line(&mut line).await;
     let nonsense = |error: io::Error| {
         let message = format!("its machine ended before it was ready: {}", vm.said());
         failed("create", message).source(error)
@@ -219,7 +219,7 @@ async fn greeted(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Result<Capabi
 }
 
 /// What the machine is started with.
-async fn furnish(wanted: &Wanted, kernel: &Kernel, image: &Path, draft: &Path) -> Result<Machine> {
+async fn prepare_machine(wanted: &Wanted, kernel: &Kernel, image: &Path, draft: &Path) -> Result<Machine> {
     let machine = Machine {
         kernel: draft.join("kernel"),
         initramfs: draft.join("initramfs"),
@@ -237,10 +237,10 @@ async fn furnish(wanted: &Wanted, kernel: &Kernel, image: &Path, draft: &Path) -
     for (name, bytes) in kernel.modules()? {
         first = first.file(&format!("modules/{name}"), &bytes);
     }
-    let first = first.file("init", PROGRAM).finish();
+    let first = first.file("init", FAR_PROGRAM).finish();
     fs::write(&machine.initramfs, first).map_err(unreadable)?;
     let (disk, size) = (draft.join("disk"), wanted.disk);
-    let formatted = tokio::task::spawn_blocking(move || format(&disk, size)).await;
+    let formatted = tokio::task::spawn_blocking(move || format_disk(&disk, size)).await;
     formatted.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
         failed("create", "its disk cannot be made")
             .remedy("install the package e2fsprogs")
@@ -256,7 +256,7 @@ fn command_line(kilohertz: u64) -> String {
 }
 
 /// A file system on a file of which most is nothing. No journal: it never outlives its machine.
-fn format(path: &Path, size: Bytes) -> io::Result<()> {
+fn format_disk(path: &Path, size: Bytes) -> io::Result<()> {
     File::create_new(path)?.set_len(size.0)?;
     let made = Command::new("/sbin/mke2fs")
         .args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0"])
@@ -299,7 +299,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
-    use crate::across::words::HELLO;
+    use crate::across::words::HELLO_LINE;
     use crate::microvm::qemu::{Power, Qemu};
     use crate::microvm::{identity, sparse};
 
@@ -347,10 +347,10 @@ mod tests {
             let mut line = serde_json::to_vec(&identity).unwrap();
             line.push(b'\n');
             pipe.write_all(&line).await.unwrap();
-            let mut hello = vec![0; HELLO.len()];
+            let mut hello = vec![0; HELLO_LINE.len()];
             let read = pipe.read_exact(&mut hello).await;
             assert!(read.is_ok(), "{read:?} {}", vm.said());
-            assert_eq!(hello, HELLO);
+            assert_eq!(hello, HELLO_LINE);
             println!("copy: {:?}", begun.elapsed());
             vm.end().await.unwrap();
         }

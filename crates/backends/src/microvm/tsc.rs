@@ -4,18 +4,19 @@
 
 use std::time::{Duration, Instant};
 
-const WHILE: Duration = Duration::from_millis(50);
+/// Interval over which the counter is measured.
+const MEASURE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Thousands of counts in a second.
 pub(super) fn kilohertz() -> u64 {
-    let (begun, first) = (Instant::now(), count());
-    std::thread::sleep(WHILE);
-    let (last, took) = (count(), begun.elapsed());
+    let (begun, first) = (Instant::now(), read_tsc());
+    std::thread::sleep(MEASURE_INTERVAL);
+    let (last, took) = (read_tsc(), begun.elapsed());
     let counted = u128::from(last.wrapping_sub(first));
     u64::try_from(counted * 1_000_000 / took.as_nanos().max(1)).unwrap_or(u64::MAX)
 }
 
-fn count() -> u64 {
+fn read_tsc() -> u64 {
     // SAFETY: every processor of this architecture has the counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }

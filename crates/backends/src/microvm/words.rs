@@ -13,12 +13,12 @@ use tokio::sync::watch;
 
 use crate::linux::lock;
 
-/// How much is kept of each stream.
-const MOST: usize = 4096;
-/// How much of that is shown.
-const SHOWN: usize = 600;
-/// How long somebody who failed may take to say why.
-const SOON: Duration = Duration::from_millis(200);
+/// Size limit of what is kept of each stream.
+const MAX_STREAM_BYTES: usize = 4096;
+/// Length limit of what is shown of it.
+const MAX_SHOWN_CHARS: usize = 600;
+/// Timeout for a failed process to write why.
+const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Both streams of one process.
 pub(super) struct Words {
@@ -39,7 +39,7 @@ impl Words {
         let (open, ended) = watch::channel(());
         for (stream, kept) in [(stdout, &out), (stderr, &err)] {
             let from = pipe::Receiver::from_owned_fd(stream)?;
-            tokio::spawn(listen(from, kept.clone(), open.clone()));
+            tokio::spawn(keep_stream(from, kept.clone(), open.clone()));
         }
         Ok(Self { out, err, ended })
     }
@@ -48,7 +48,7 @@ impl Words {
     pub(super) fn attend(events: Box<dyn ProcessEvents>) -> Self {
         let (out, err) = (Kept::default(), Kept::default());
         let (open, ended) = watch::channel(());
-        tokio::spawn(attend(events, out.clone(), err.clone(), open));
+        tokio::spawn(keep_events(events, out.clone(), err.clone(), open));
         Self { out, err, ended }
     }
 
@@ -61,7 +61,7 @@ impl Words {
     /// The last lines, in one that can be shown. Of the streams of a process that has ended: all that
     /// it said.
     pub(super) async fn last(&self) -> String {
-        let _ = tokio::time::timeout(SOON, self.ended()).await;
+        let _ = tokio::time::timeout(LAST_WORDS_TIMEOUT, self.ended()).await;
         self.so_far()
     }
 
@@ -76,7 +76,7 @@ impl Kept {
     fn add(&self, piece: &[u8]) {
         let mut last = lock(&self.0);
         last.extend_from_slice(piece);
-        let excess = last.len().saturating_sub(MOST);
+        let excess = last.len().saturating_sub(MAX_STREAM_BYTES);
         last.drain(..excess);
     }
 
@@ -86,18 +86,18 @@ impl Kept {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let line: String = lines.collect::<Vec<_>>().join(" / ");
         let shown: Vec<char> = line.chars().filter(|c| !is_unsafe_to_show(*c)).collect();
-        shown.iter().skip(shown.len().saturating_sub(SHOWN)).collect()
+        shown.iter().skip(shown.len().saturating_sub(MAX_SHOWN_CHARS)).collect()
     }
 }
 
-async fn listen(mut from: pipe::Receiver, kept: Kept, _open: watch::Sender<()>) {
+async fn keep_stream(mut from: pipe::Receiver, kept: Kept, _open: watch::Sender<()>) {
     let mut piece = [0; 1024];
     while let Ok(count @ 1..) = from.read(&mut piece).await {
         kept.add(&piece[..count]);
     }
 }
 
-async fn attend(
+async fn keep_events(
     mut events: Box<dyn ProcessEvents>,
     out: Kept,
     err: Kept,
@@ -107,13 +107,13 @@ async fn attend(
         match event {
             ProcessEvent::Output(StreamId::Stdout, data) => out.add(&data),
             ProcessEvent::Output(StreamId::Stderr, data) => err.add(&data),
-            ProcessEvent::Exit(exit) => return err.add(why(&exit.status).as_bytes()),
+            ProcessEvent::Exit(exit) => return err.add(describe_exit(&exit.status).as_bytes()),
         }
     }
 }
 
 /// What it could not say itself of its end.
-fn why(status: &ExitStatus) -> String {
+fn describe_exit(status: &ExitStatus) -> String {
     match status {
         ExitStatus::StartFailed(failure) => format!("\nit did not start: {}", failure.detail()),
         ExitStatus::LimitExceeded(limit) => format!("\nit went beyond its limit: {limit}"),

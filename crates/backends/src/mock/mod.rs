@@ -28,8 +28,8 @@ pub use tree::{Errno, Node, Tree};
 /// The mock's name.
 pub const NAME: BackendName = BackendName::literal("mock");
 
-/// What a simulation in memory cannot offer, and why.
-const MISSING: [(Feature, &str); 12] = [
+/// Features that a simulation in memory cannot offer, and why.
+const MISSING_FEATURES: [(Feature, &str); 12] = [
     (Feature::LocalWorkspace, "its files are in memory only"),
     (Feature::OverlayWorkspace, "its files are in memory only"),
     (Feature::ExtraMounts, "its files are in memory only"),
@@ -68,7 +68,7 @@ impl Mock {
     pub fn new() -> Self {
         let nothing = Capabilities::none(NAME, Boundary::None);
         let all = Feature::ALL.iter().fold(nothing, |all, feature| {
-            let missing = MISSING.iter().find(|(missing, _)| missing == feature);
+            let missing = MISSING_FEATURES.iter().find(|(missing, _)| missing == feature);
             let support = missing.map_or(Support::full("simulation"), |(_, reason)| {
                 Support::missing(*reason, "choose a real backend")
             });

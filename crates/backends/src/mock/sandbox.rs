@@ -23,14 +23,14 @@ use super::process::{MockControl, MockEvents, run};
 use super::tree::{Errno, Node, Tree};
 use super::{NAME, lock};
 
-/// How much output or input waits for a reader.
-const QUEUE: usize = 16;
+/// Queue length of a program's events, signals and input.
+const QUEUE_LENGTH: usize = 16;
 
 /// How long a program that was ended may take to report it.
 const REPORT_GRACE: Duration = Duration::from_millis(500);
 
-/// Marks the task of a program itself, as opposed to what an execution detached.
-const PROGRAM: u64 = 0;
+/// Number that marks the task of a program itself, as opposed to what an execution detached.
+const PROGRAM_TASK: u64 = 0;
 
 pub(super) struct Machine {
     pub tree: Mutex<Tree>,
@@ -76,10 +76,11 @@ async fn end_all(tasks: Vec<(u64, JoinHandle<()>)>) {
     }
 }
 
-/// The one part of its snapshots.
-const TREE: &str = "tree";
-/// The programs that ran, in one that claims to have the memory too: they begin anew in a copy.
-const PROGRAMS: &str = "programs";
+/// Snapshot part with the files.
+const TREE_PART: &str = "tree";
+/// Snapshot part with the programs that ran, in one that claims to have the memory too: they begin anew in
+/// a copy.
+const PROGRAMS_PART: &str = "programs";
 
 pub(super) struct MockSandbox {
     id: SandboxId,
@@ -141,7 +142,7 @@ impl MockSandbox {
         });
         let tasks = std::mem::take(&mut *lock(&self.machine.tasks));
         let (mut programs, detached): (Vec<_>, Vec<_>) =
-            tasks.into_iter().partition(|(of, _)| *of == PROGRAM);
+            tasks.into_iter().partition(|(of, _)| *of == PROGRAM_TASK);
         end_all(detached).await;
         // A program may report how it ended, but nobody need be there to listen.
         for (_, task) in &mut programs {
@@ -161,7 +162,7 @@ impl MockSandbox {
         if from.kind != SnapshotKind::Full {
             return Ok(());
         }
-        let read = fs::read(from.get(PROGRAMS)?);
+        let read = fs::read(from.get(PROGRAMS_PART)?);
         let programs = read.and_then(|json| Ok(serde_json::from_slice(&json)?));
         let programs: Vec<Vec<String>> = programs.map_err(|error| {
             Error::new(ErrorCode::System, "restore", "programs").backend(NAME).source(error)
@@ -209,9 +210,9 @@ impl Sandbox for MockSandbox {
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         self.faults.spawn.strike("spawn").await?;
         let execution = self.executions.fetch_add(1, Ordering::SeqCst);
-        let (events, events_out) = mpsc::channel(QUEUE);
-        let (signals, signals_out) = mpsc::channel(QUEUE);
-        let (stdin, stdin_out) = mpsc::channel(QUEUE);
+        let (events, events_out) = mpsc::channel(QUEUE_LENGTH);
+        let (signals, signals_out) = mpsc::channel(QUEUE_LENGTH);
+        let (stdin, stdin_out) = mpsc::channel(QUEUE_LENGTH);
         let (killed, killed_out) = watch::channel(false);
         let (terminal, terminal_out) = watch::channel(command.terminal);
         match self.look_up(command) {
@@ -237,7 +238,7 @@ impl Sandbox for MockSandbox {
                 // Not of the execution: a kill lets the program report its end itself.
                 let task = tokio::spawn(run(program, guest, signals_out, killed_out));
                 lock(&self.commands).push((command.argv(), task.abort_handle()));
-                self.machine.adopt(PROGRAM, task);
+                self.machine.adopt(PROGRAM_TASK, task);
             }
         }
         lock(&self.running).push(killed.clone());
@@ -267,19 +268,19 @@ impl Sandbox for MockSandbox {
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         if kind == SnapshotKind::Full {
             let programs = serde_json::to_vec(&self.what_runs()).map_err(io::Error::from);
-            let written = programs.and_then(|programs| fs::write(into.join(PROGRAMS), programs));
+            let written = programs.and_then(|programs| fs::write(into.join(PROGRAMS_PART), programs));
             written.map_err(|error| {
                 Error::new(ErrorCode::System, "snapshot", "programs").backend(NAME).source(error)
             })?;
         }
         let tree = serde_json::to_vec(&*lock(&self.machine.tree)).map_err(io::Error::from);
-        tree.and_then(|tree| fs::write(into.join(TREE), tree)).map_err(|error| {
+        tree.and_then(|tree| fs::write(into.join(TREE_PART), tree)).map_err(|error| {
             Error::new(ErrorCode::System, "snapshot", "the tree").backend(NAME).source(error)
         })
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
-        let read = fs::read(from.get(TREE)?);
+        let read = fs::read(from.get(TREE_PART)?);
         let tree = read.and_then(|tree| Ok(serde_json::from_slice(&tree)?)).map_err(|error| {
             Error::new(ErrorCode::System, "restore", "the tree").backend(NAME).source(error)
         })?;

@@ -51,8 +51,8 @@ pub struct Tree {
     room: u64,
 }
 
-/// The private writable places of every sandbox.
-const PRIVATE: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/dev/shm"];
+/// Private writable directories of every sandbox.
+const PRIVATE_DIRS: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/dev/shm"];
 
 /// How many links may be followed: the kernel's own number.
 const MOST_LINKS: u32 = 40;
@@ -62,7 +62,7 @@ impl Tree {
     pub fn new(read_only_workspace: bool, writable_root: bool, room: u64) -> Self {
         let mut nodes = BTreeMap::new();
         let others = [WORKSPACE_ROOT, "/etc", "/usr", "/var", "/home", "/dev"];
-        for directory in PRIVATE.into_iter().chain(others) {
+        for directory in PRIVATE_DIRS.into_iter().chain(others) {
             nodes.insert(directory.to_owned(), Node::Directory);
         }
         nodes.insert("/etc/hostname".into(), Node::File(b"mock\n".to_vec()));
@@ -231,7 +231,7 @@ impl Tree {
         let below = |root: &str| at == root || at.starts_with(&format!("{root}/"));
         let allowed = match () {
             () if below(WORKSPACE_ROOT) => !self.read_only_workspace,
-            () if PRIVATE.into_iter().any(below) => true,
+            () if PRIVATE_DIRS.into_iter().any(below) => true,
             () => self.writable_root,
         };
         if allowed { Ok(()) } else { Err(Errno::ReadOnly) }

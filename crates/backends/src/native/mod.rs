@@ -29,17 +29,17 @@ use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
-use crate::linux::site::{DEADLINE, Site};
+use crate::linux::site::{TEARDOWN_TIMEOUT, Site};
 use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
 
 /// The native backend's name.
 pub const NAME: BackendName = BackendName::literal("native");
 
-/// The name its agents run under.
-const AGENT: &str = "stockade-agent";
+/// Process name (`argv[0]`) of its agents.
+const AGENT_NAME: &str = "stockade-agent";
 
 /// Its control groups: the agent and the keeper of an execution are not the guest's.
-const HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCESSES };
+const CGROUP_HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCESSES };
 
 /// The native backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -64,7 +64,7 @@ pub struct Own {
 
 impl Default for Native {
     fn default() -> Self {
-        Self { site: Site::new(NAME, HOUSE, Launcher::start), own: OnceLock::new(), devices: &[] }
+        Self { site: Site::new(NAME, CGROUP_HOUSE, Launcher::start), own: OnceLock::new(), devices: &[] }
     }
 }
 
@@ -159,12 +159,12 @@ impl Native {
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
         self.site.hierarchy().find(id).iter().for_each(running::thaw);
-        let agents = find::agents(AGENT).into_iter().filter(|(_, of)| of == id);
+        let agents = find::agents(AGENT_NAME).into_iter().filter(|(_, of)| of == id);
         for (pid, _) in agents {
             if let Some(pidfd) =
-                find::kill_if(pid, |pid| find::sandbox_of(AGENT, pid).as_ref() == Some(id))
+                find::kill_if(pid, |pid| find::sandbox_of(AGENT_NAME, pid).as_ref() == Some(id))
             {
-                let _ = tokio::time::timeout(DEADLINE, running::ended(&pidfd)).await;
+                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&pidfd)).await;
             }
         }
         self.site.clear(id).await
@@ -196,7 +196,7 @@ impl Backend for Native {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        let agents = find::agents(AGENT).into_iter().map(|(_, id)| id);
+        let agents = find::agents(AGENT_NAME).into_iter().map(|(_, id)| id);
         let ids: BTreeSet<_> = agents.chain(self.site.hierarchy().ids()).collect();
         Ok(ids.into_iter().collect())
     }

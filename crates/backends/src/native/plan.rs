@@ -14,7 +14,7 @@ use stockade_launcher as launcher;
 use super::{NAME, Own};
 use crate::linux::limits::per_process_raisable;
 use crate::linux::paths::{directory, resolve};
-use crate::linux::{MOST_SCRATCH, OWN_PROCESSES, SOMEBODY};
+use crate::linux::{MAX_SCRATCH_BYTES, OWN_PROCESSES, DEFAULT_USER};
 
 /// Where a system says which machine it is.
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -29,7 +29,7 @@ pub(super) fn plan(
     let spec = admitted.spec();
     let limits = admitted.limits();
     let user = user(spec);
-    let scratch = limits.disk.map_or(MOST_SCRATCH, |disk| disk.0.min(MOST_SCRATCH));
+    let scratch = limits.disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let mounts = spec.all_mounts().map(|mount| {
         Ok(launcher::Mount {
             source: resolve(&NAME, "mounts", &mount.source)?,
@@ -91,7 +91,7 @@ pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
 
 /// Whom everything in the sandbox runs as.
 pub(super) fn user(spec: &SandboxSpec) -> User {
-    spec.user.unwrap_or(SOMEBODY)
+    spec.user.unwrap_or(DEFAULT_USER)
 }
 
 /// Whom the guest stands for on the host, where root may choose: whose files it works on. Root without

@@ -11,10 +11,10 @@ use super::{NAME, Native, plan};
 use crate::linux::cgroup::Hierarchy;
 use crate::linux::{self, limits, running};
 
-const BOUNDARY: Boundary = Boundary::SharedKernel;
+const NATIVE_BOUNDARY: Boundary = Boundary::SharedKernel;
 
-/// What stands or falls with the walls themselves.
-const WALLS: [(Feature, &str); 22] = [
+/// Features that depend on the walls alone.
+const WALL_FEATURES: [(Feature, &str); 22] = [
     (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "mount namespace with a read-only root, Landlock"),
     (Feature::ProcessIsolation, "process namespace"),
@@ -39,8 +39,8 @@ const WALLS: [(Feature, &str); 22] = [
     (Feature::FileTransfer, "the agent, resolved by openat2"),
 ];
 
-/// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 6] = [
+/// Features that this backend does not offer, and what to use instead.
+const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (
         Feature::UserPerCommand,
         "its user namespace holds one user",
@@ -71,10 +71,10 @@ pub(super) async fn measure(native: &Native) -> Capabilities {
         && let Err(error) = trial(native, RootMode::ReadOnly).await
     {
         let remedy = error.hint().unwrap_or("see docs/backends/native.md").to_owned();
-        return Capabilities::unavailable(NAME, BOUNDARY, linux::reason(&error), remedy);
+        return Capabilities::unavailable(NAME, NATIVE_BOUNDARY, linux::reason(&error), remedy);
     }
     let workspace = overlay(native).await;
-    stands(native, by_overlay(root), by_overlay(workspace))
+    measured_features(native, by_overlay(root), by_overlay(workspace))
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
@@ -100,15 +100,15 @@ async fn overlay(native: &Native) -> Result<(), Error> {
 }
 
 /// The walls stand: what else is there depends on the control groups.
-fn stands(native: &Native, root: Support, workspace: Support) -> Capabilities {
-    let mut all = Capabilities::none(NAME, BOUNDARY)
+fn measured_features(native: &Native, root: Support, workspace: Support) -> Capabilities {
+    let mut all = Capabilities::none(NAME, NATIVE_BOUNDARY)
         .with(Feature::CopyOnWriteRoot, root)
         .with(Feature::OverlayWorkspace, workspace)
         .with(Feature::Pause, pause(native.site.hierarchy()));
-    for (feature, by) in WALLS {
+    for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
     }
-    for (feature, reason, remedy) in ABSENT {
+    for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in

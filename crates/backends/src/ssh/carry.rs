@@ -9,21 +9,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::host::{CONNECTING, Host};
+use super::host::{CONNECT_PERMITS, Host};
 use super::trouble::{no_connection, no_ssh};
-use crate::across::far::{PROGRAM, SUM};
+use crate::across::far::{FAR_PROGRAM, FAR_DIGEST};
 use crate::across::words::Said;
 
-/// How long carrying it may take over a slow line.
-const CARRYING: Duration = Duration::from_secs(100);
-/// How long one question may take, a host that has to be measured included.
-const ANSWER: Duration = Duration::from_secs(30);
-/// The longest answer, and the most of what `ssh` says that is kept.
-const LONGEST: u64 = 1 << 20;
-const SAID: u64 = 16 * 1024;
+/// Timeout of uploading the program over a slow line.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(100);
+/// Timeout of one question, with the measuring of a host.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest answer.
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+/// Most of `ssh`'s standard error that is kept.
+const MAX_STDERR_BYTES: u64 = 16 * 1024;
 
-/// How a shell says that there is no such program, or that it cannot be executed.
-const MISSING: [i32; 2] = [127, 126];
+/// Exit codes of a shell that does not find the program, or cannot execute it.
+const NOT_FOUND_CODES: [i32; 2] = [127, 126];
 
 /// A program that is carried, and where it lies there.
 pub(super) struct Cargo<'a> {
@@ -35,7 +36,7 @@ pub(super) struct Cargo<'a> {
     pub sum: &'a str,
 }
 
-const FAR: Cargo<'_> = Cargo { place: "far", name: "stockade-far", sum: SUM };
+const FAR_CARGO: Cargo<'_> = Cargo { place: "far", name: "stockade-far", sum: FAR_DIGEST };
 
 impl Cargo<'_> {
     /// Sets `p` to where it lies. It must belong to who runs it: a place that others can write to could
@@ -64,17 +65,17 @@ impl Cargo<'_> {
 
 /// Has the program do one thing there.
 pub(super) fn start_script(verb: &str) -> String {
-    format!("{}; exec \"$p\" {verb}", FAR.found())
+    format!("{}; exec \"$p\" {verb}", FAR_CARGO.found())
 }
 
 /// Whether a call ended because the program is not there.
 pub(super) fn is_missing(status: std::process::ExitStatus) -> bool {
-    status.code().is_some_and(|code| MISSING.contains(&code))
+    status.code().is_some_and(|code| NOT_FOUND_CODES.contains(&code))
 }
 
 /// Brings the program for sandboxes there.
 pub(super) async fn carry(host: &Host) -> Result<()> {
-    bring(host, &FAR, PROGRAM, CARRYING).await
+    bring(host, &FAR_CARGO, FAR_PROGRAM, UPLOAD_TIMEOUT).await
 }
 
 /// Brings a program there.
@@ -108,7 +109,7 @@ pub(super) async fn ask(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
         let (status, answer, said) = feed(host, host.call(&start_script(verb))?, input).await?;
         read(host, status, &answer, &said)
     };
-    let limit = ANSWER + CARRYING;
+    let limit = ANSWER_TIMEOUT + UPLOAD_TIMEOUT;
     timeout(limit, asked).await.unwrap_or_else(|_| Err(too_slow(host, "an answer")))
 }
 
@@ -138,7 +139,7 @@ async fn feed(
     input: &[u8],
 ) -> Result<(std::process::ExitStatus, String, String)> {
     // Never closed, so always given.
-    let _one_of_few = CONNECTING.acquire().await.ok();
+    let _one_of_few = CONNECT_PERMITS.acquire().await.ok();
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
     let (answer, told) = exchange(&mut child, input).await;
@@ -157,7 +158,7 @@ async fn exchange(child: &mut Child, input: &[u8]) -> (String, String) {
     let hearing = async {
         let mut answer = Vec::new();
         if let Some(stdout) = stdout {
-            let _ = stdout.take(LONGEST).read_to_end(&mut answer).await;
+            let _ = stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
         }
         String::from_utf8_lossy(&answer).into_owned()
     };
@@ -169,7 +170,7 @@ async fn exchange(child: &mut Child, input: &[u8]) -> (String, String) {
 pub(super) async fn said(stderr: Option<tokio::process::ChildStderr>) -> String {
     let mut told = Vec::new();
     if let Some(stderr) = stderr {
-        let _ = stderr.take(SAID).read_to_end(&mut told).await;
+        let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut told).await;
     }
     String::from_utf8_lossy(&told).into_owned()
 }
@@ -180,11 +181,11 @@ mod tests {
 
     #[test]
     fn scripts_survive_any_login_shell() {
-        for script in [FAR.carry_script(), start_script("serve")] {
+        for script in [FAR_CARGO.carry_script(), start_script("serve")] {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
             assert!(parsed.unwrap().success(), "{script}");
         }
-        assert_eq!(SUM.len(), 64);
+        assert_eq!(FAR_DIGEST.len(), 64);
     }
 }

@@ -16,7 +16,7 @@ pub(super) async fn create(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Re
     let live = Arc::new(Live { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
     lock(&ssh.live).insert(id.clone(), Arc::clone(&live));
     let mut reasons = Vec::new();
-    for at in order(ssh, id) {
+    for at in rank_hosts(ssh, id) {
         let host = &ssh.hosts[at];
         let started = match start(host).await {
             Ok(started) => started,
@@ -36,12 +36,12 @@ pub(super) async fn create(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Re
             Err(error) => return Err(error),
         }
     }
-    Err(nowhere(reasons))
+    Err(no_usable_host(reasons))
 }
 
 /// All hosts, the one with the most room for its capacity first; those that are alike in an order that
 /// differs from sandbox to sandbox.
-fn order(ssh: &Ssh, id: &SandboxId) -> Vec<usize> {
+fn rank_hosts(ssh: &Ssh, id: &SandboxId) -> Vec<usize> {
     let live = lock(&ssh.live);
     let on = |at: usize| live.values().filter(|one| *lock(&one.host) == Some(at)).count() as u64;
     let key = |at: &usize| {
@@ -56,7 +56,7 @@ fn order(ssh: &Ssh, id: &SandboxId) -> Vec<usize> {
     all
 }
 
-fn nowhere(mut reasons: Vec<Error>) -> Error {
+fn no_usable_host(mut reasons: Vec<Error>) -> Error {
     if reasons.len() == 1
         && let Some(only) = reasons.pop()
     {

@@ -15,20 +15,20 @@ use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::carry::{Cargo, bring, said, too_slow};
-use super::host::{CONNECTING, Host};
+use super::host::{CONNECT_PERMITS, Host};
 use super::start::{FIRST_WORD, LAST_WORD, greeted};
 use super::trouble::{no_connection, no_ssh};
 use crate::across::pour::{self, Drain};
 
-/// How long carrying it may take over a slow line.
-const CARRYING: Duration = Duration::from_secs(600);
+/// Timeout of uploading the program over a slow line.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long the other side may take to begin to read, and to read all of it however fast it is.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 const LONGEST_SEND: Duration = Duration::from_secs(6 * 60 * 60);
-/// The longest line of an answer.
-const LONGEST: u64 = 1 << 20;
-/// How a shell says that there is no such program.
-const MISSING: i32 = 127;
+/// Longest line of an answer.
+const MAX_ANSWER_LINE_BYTES: u64 = 1 << 20;
+/// Exit code of a shell that does not find the program.
+const EXIT_NOT_FOUND: i32 = 127;
 /// How `ssh` says that it failed itself.
 const NO_CONNECTION: i32 = 255;
 
@@ -78,7 +78,7 @@ impl Errand {
         if let Began::Errand(errand) = attempt(host, &script, party.hello).await? {
             return Ok(*errand);
         }
-        bring(host, &cargo, &program, CARRYING).await?;
+        bring(host, &cargo, &program, UPLOAD_TIMEOUT).await?;
         match attempt(host, &script, party.hello).await? {
             Began::Errand(errand) => Ok(*errand),
             Began::Missing => {
@@ -105,7 +105,7 @@ impl Errand {
     /// The next line that it says; nothing if it went away.
     pub async fn line(&mut self, patience: Duration) -> Result<Option<String>> {
         let mut line = String::new();
-        let mut bounded = (&mut self.output).take(LONGEST);
+        let mut bounded = (&mut self.output).take(MAX_ANSWER_LINE_BYTES);
         let read = timeout(patience, bounded.read_line(&mut line)).await;
         // What is no text, or breaks off, is no answer.
         let read = read.map_err(|_| too_slow(&self.host, "an answer"))?;
@@ -168,7 +168,7 @@ fn installed(party: Party<'_>) -> Result<String> {
         Some(path) => format!("p=\"{}\"", plain(path)?),
     };
     Ok(format!(
-        "{found} && \"$p\" {verb} --speaks {version} </dev/null >/dev/null 2>&1 || exit {MISSING}; \
+        "{found} && \"$p\" {verb} --speaks {version} </dev/null >/dev/null 2>&1 || exit {EXIT_NOT_FOUND}; \
          exec \"$p\" {verb}"
     ))
 }
@@ -197,7 +197,7 @@ fn plain(path: &Path) -> Result<&str> {
 
 async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
     // Never closed, so always given.
-    let _one_of_few = CONNECTING.acquire().await.ok();
+    let _one_of_few = CONNECT_PERMITS.acquire().await.ok();
     let mut call = host.call(script)?;
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
@@ -218,7 +218,7 @@ async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
             drop((input, output));
             let (told, status) = ending(child, stderr).await;
             match status.and_then(|status| status.code()) {
-                Some(MISSING) => Ok(Began::Missing),
+                Some(EXIT_NOT_FOUND) => Ok(Began::Missing),
                 Some(NO_CONNECTION) | None => Err(no_connection(host, "connect", status, &told)),
                 Some(_) => Ok(Began::Mute(told)),
             }
@@ -245,14 +245,14 @@ fn cannot_run(host: &Host, said: &str) -> Error {
 mod tests {
     use super::*;
 
-    const PARTY: Party<'_> =
+    const TEST_PARTY: Party<'_> =
         Party { program: None, verb: "arrive", version: "1", hello: b"hello\n" };
 
     #[test]
     fn the_scripts_survive_any_login_shell() {
         let cargo = Cargo { place: "own", name: "stockade", sum: "0" };
         let program = Some(Path::new("/opt/stockade-1.2/bin/stockade"));
-        let [found, named] = [None, program].map(|program| Party { program, ..PARTY });
+        let [found, named] = [None, program].map(|program| Party { program, ..TEST_PARTY });
         let scripts =
             [installed(found).unwrap(), installed(named).unwrap(), carried(&cargo, found)];
         for script in scripts {

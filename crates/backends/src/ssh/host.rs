@@ -16,17 +16,16 @@ use super::NAME;
 use crate::across::near::Peer;
 use crate::linux::private;
 
-/// How long a connection that nobody uses stays, in seconds: less than what a killed engine may leave
-/// behind for a while.
-const PERSIST: u32 = 3;
-/// The longest path for a socket, without what `ssh` adds to it while it makes one.
-const LONGEST: usize = 80;
+/// Lifetime of an unused connection, in seconds: less than what a killed engine may leave behind for a while.
+const CONTROL_PERSIST_SECS: u32 = 3;
+/// Longest path of a control socket, without the suffix that `ssh` adds while it creates one.
+const MAX_SOCKET_PATH_BYTES: usize = 80;
 
-/// How many connections are made at once: a server turns away who comes with more than about ten.
-pub(super) static CONNECTING: Semaphore = Semaphore::const_new(6);
+/// Permits to connect at the same time: a server rejects clients above about ten pending connections.
+pub(super) static CONNECT_PERMITS: Semaphore = Semaphore::const_new(6);
 
-/// What holds for every call, whatever the configuration says: the first value that is given counts.
-const OPTIONS: [&str; 15] = [
+/// Options of every call. They precede the configuration's, and `ssh` uses the first value of each.
+const SSH_OPTIONS: [&str; 15] = [
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
     "ControlMaster=auto",
@@ -95,14 +94,14 @@ impl Host {
             command.arg("-F").arg(file);
         }
         command.arg("-T");
-        for option in OPTIONS {
+        for option in SSH_OPTIONS {
             command.args(["-o", option]);
         }
         let socket = self.socket().map_err(|error| {
             self.failed("connect", "there is no private place for its connection").source(error)
         })?;
         command.arg("-o").arg(format!("ControlPath={}", socket.display()));
-        command.args(["-o", &format!("ControlPersist={PERSIST}")]);
+        command.args(["-o", &format!("ControlPersist={CONTROL_PERSIST_SECS}")]);
         for option in &self.options {
             command.args(["-o", option]);
         }
@@ -132,7 +131,7 @@ impl Host {
 fn private_dir() -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let short = |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < LONGEST;
+    let short = |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < MAX_SOCKET_PATH_BYTES;
     let dir = match given.filter(short).filter(|dir| is_private(dir, user)) {
         Some(dir) => dir.join("stockade-ssh"),
         None => private::base()?.join("ssh"),

@@ -23,7 +23,7 @@ use stockade_core::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::across::far::SUM;
+use crate::across::far::FAR_DIGEST;
 use crate::across::near::Bridge;
 use crate::across::words::{Ask, Said};
 pub use errand::{Errand, Party};
@@ -158,7 +158,7 @@ impl Backend for Ssh {
 
     /// The other side looks again before it builds: what is kept here need only be the usual case.
     fn fingerprint(&self) -> Option<String> {
-        (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", SUM, self.hosts))
+        (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", FAR_DIGEST, self.hosts))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

@@ -16,8 +16,8 @@ const NO_HOST_REMEDY: &str =
 /// Nobody's files leave their host because another backend is missing.
 pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
 
-/// What native offers and a copy elsewhere cannot.
-const ABSENT: [(Feature, &str, &str); 6] = [
+/// Features that native offers and a copy on another host cannot.
+const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (
         Feature::DirectoryImage,
         "a directory of this host is not on the other one",
@@ -72,7 +72,7 @@ pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
         return Capabilities::unavailable(NAME, Boundary::None, reasons, remedies);
     };
     let shared = |feature: Feature| {
-        let all = usable.iter().map(|(host, found)| told(host, found.support(feature)));
+        let all = usable.iter().map(|(host, found)| name_host(host, found.support(feature)));
         all.reduce(weaker).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
     };
     let mut start = Capabilities::none(NAME, boundary);
@@ -110,13 +110,13 @@ fn adapted(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
         }
     }
     all.only_by_name = Some(ONLY_BY_NAME.into());
-    ABSENT.into_iter().fold(all, |all, (feature, reason, remedy)| {
+    MISSING_FEATURES.into_iter().fold(all, |all, (feature, reason, remedy)| {
         all.with(feature, Support::missing(reason, remedy))
     })
 }
 
 /// Which host it is that lacks something.
-fn told(host: &str, support: Support) -> Support {
+fn name_host(host: &str, support: Support) -> Support {
     match support {
         Support::Full { .. } => support,
         Support::Partial { by, gap, remedy } => Support::Partial { by, gap, remedy },

@@ -12,17 +12,17 @@ use tokio::time::timeout;
 
 use super::NAME;
 use super::carry::{carry, is_missing, said, start_script};
-use super::host::{CONNECTING, Host};
+use super::host::{CONNECT_PERMITS, Host};
 use super::trouble::{no_connection, no_ssh};
 use crate::across::near::Connection;
-use crate::across::words::HELLO;
+use crate::across::words::HELLO_LINE;
 
 /// How long connecting and the first word may take.
 pub(super) const FIRST_WORD: Duration = Duration::from_secs(20);
 /// How long the end of one that did not say it may take.
 pub(super) const LAST_WORD: Duration = Duration::from_secs(5);
-/// The most that a login shell may print before.
-const CHATTER: usize = 64 * 1024;
+/// Most bytes that a login shell may print before the hello line.
+const MAX_BANNER_BYTES: usize = 64 * 1024;
 
 /// The `ssh` that carries a connection, which is killed when this is dropped, and who reads what it says
 /// beside it.
@@ -50,7 +50,7 @@ pub(super) async fn start(host: &Host) -> Result<Connection> {
 /// Nothing if the program is not there.
 async fn attempt(host: &Host) -> Result<Option<Connection>> {
     // Never closed, so always given.
-    let _one_of_few = CONNECTING.acquire().await.ok();
+    let _one_of_few = CONNECT_PERMITS.acquire().await.ok();
     let mut call = host.call(&start_script("serve"))?;
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
@@ -60,7 +60,7 @@ async fn attempt(host: &Host) -> Result<Option<Connection>> {
     };
     let mut output = BufReader::with_capacity(64 * 1024, output);
     let stderr = child.stderr.take();
-    match timeout(FIRST_WORD, greeted(&mut output, HELLO)).await {
+    match timeout(FIRST_WORD, greeted(&mut output, HELLO_LINE)).await {
         Err(_) => {
             let message = format!("host `{}` said nothing for {FIRST_WORD:?}", host.name);
             Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
@@ -89,7 +89,7 @@ async fn attempt(host: &Host) -> Result<Option<Connection>> {
 
 /// Reads up to the first word; false if the stream ends or goes on for too long without it.
 pub(super) async fn greeted(output: &mut (impl AsyncBufRead + Unpin), hello: &[u8]) -> bool {
-    let (mut line, mut left) = (Vec::new(), CHATTER);
+    let (mut line, mut left) = (Vec::new(), MAX_BANNER_BYTES);
     while left > 0 {
         let Ok(piece) = output.fill_buf().await else { return false };
         if piece.is_empty() {
@@ -116,15 +116,15 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_login_shell_prints_is_passed_over_and_nothing_behind_the_first_word_is_lost() {
-        let text = [b"welcome\nno newline: ", HELLO, b"\x02\0\0\0\0"].concat();
+        let text = [b"welcome\nno newline: ", HELLO_LINE, b"\x02\0\0\0\0"].concat();
         let mut reader = &text[..];
-        assert!(greeted(&mut reader, HELLO).await);
+        assert!(greeted(&mut reader, HELLO_LINE).await);
         assert_eq!(reader, b"\x02\0\0\0\0");
     }
 
     #[tokio::test]
     async fn a_flood_instead_of_the_first_word_is_not_read_for_ever() {
-        let text = vec![b'x'; CHATTER * 2];
-        assert!(!greeted(&mut &text[..], HELLO).await);
+        let text = vec![b'x'; MAX_BANNER_BYTES * 2];
+        assert!(!greeted(&mut &text[..], HELLO_LINE).await);
     }
 }

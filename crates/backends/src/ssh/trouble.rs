@@ -7,8 +7,8 @@ use stockade_core::{Error, clean_foreign};
 
 use super::host::Host;
 
-/// A text of `ssh`, what it means, and what to do about it; the first that fits counts.
-const KNOWN: [(&str, &str, &str); 12] = [
+/// Failures of `ssh`: the text it prints, what that means, and the remedy; the first that matches counts.
+const KNOWN_FAILURES: [(&str, &str, &str); 12] = [
     (
         "IDENTIFICATION HAS CHANGED",
         "its host key is not the one that is known",
@@ -51,7 +51,7 @@ const KNOWN: [(&str, &str, &str); 12] = [
     ("onfiguration option", "ssh's configuration is wrong", "correct the option that ssh names"),
 ];
 
-const REMEDY: &str = "see what `ssh HOST true` says";
+const DEFAULT_REMEDY: &str = "see what `ssh HOST true` says";
 
 /// Why a connection did not come about, or ended.
 pub(super) fn no_connection(
@@ -60,11 +60,11 @@ pub(super) fn no_connection(
     status: Option<ExitStatus>,
     said: &str,
 ) -> Error {
-    let known = KNOWN.iter().find(|(text, _, _)| said.contains(text));
+    let known = KNOWN_FAILURES.iter().find(|(text, _, _)| said.contains(text));
     let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let last = clean_foreign(last);
     let (reason, remedy) =
-        known.map_or(("the connection failed", REMEDY), |known| (known.1, known.2));
+        known.map_or(("the connection failed", DEFAULT_REMEDY), |known| (known.1, known.2));
     let told = match (last.is_empty(), status) {
         (false, _) => format!("{reason} (ssh: {last})"),
         (true, Some(status)) => format!("{reason} (ssh: {status})"),

@@ -7,8 +7,8 @@ use tokio::sync::{RwLock, watch};
 
 use super::ledger::Ledger;
 
-/// What a new name costs on disk, however little it holds.
-pub(super) const ENTRY: u64 = 4096;
+/// Disk space charged for a new directory entry, however little it holds.
+pub(super) const DIR_ENTRY_BYTES: u64 = 4096;
 
 /// A sandbox's account.
 pub(super) struct Account {
@@ -49,17 +49,17 @@ impl Account {
 
     /// Takes that much memory, or none.
     pub(super) fn take_memory(&self, bytes: u64) -> bool {
-        take(&self.memory_left, bytes)
+        reserve_bytes(&self.memory_left, bytes)
     }
 
     pub(super) fn give_memory(&self, bytes: u64) {
-        give(&self.memory_left, bytes);
+        release_bytes(&self.memory_left, bytes);
     }
 
     /// Takes room for that much on disk, or none.
     pub(super) fn take_disk(&self, bytes: u64) -> bool {
         match &self.disk {
-            Disk::Own(left) => take(left, bytes),
+            Disk::Own(left) => reserve_bytes(left, bytes),
             // A number that cannot be read leaves no room.
             Disk::Shared(ledger) => {
                 bytes == 0 || ledger.change(|left| left.checked_sub(bytes)).unwrap_or(false)
@@ -70,7 +70,7 @@ impl Account {
     /// Gives back what was not written after all.
     pub(super) fn give_disk(&self, bytes: u64) {
         match &self.disk {
-            Disk::Own(left) => give(left, bytes),
+            Disk::Own(left) => release_bytes(left, bytes),
             Disk::Shared(_) if bytes == 0 => {}
             // What cannot be given back counts as written.
             Disk::Shared(ledger) => drop(ledger.change(|left| Some(left.saturating_add(bytes)))),
@@ -87,12 +87,12 @@ impl Account {
     }
 }
 
-fn take(left: &AtomicU64, bytes: u64) -> bool {
+fn reserve_bytes(left: &AtomicU64, bytes: u64) -> bool {
     let taken = |left: u64| left.checked_sub(bytes);
     left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, taken).is_ok()
 }
 
-fn give(left: &AtomicU64, bytes: u64) {
+fn release_bytes(left: &AtomicU64, bytes: u64) {
     let given = |left: u64| Some(left.saturating_add(bytes));
     let _ = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, given);
 }

@@ -16,11 +16,11 @@ use super::files::TreeFiles;
 use super::find::{self, Start};
 use super::openings::Openings;
 use super::program::Given;
-use super::tree::{TEMPORARY, Tree};
+use super::tree::{TEMP_DIR, Tree};
 use super::{NAME, Shared, snapshot};
 
-/// Variables that every program finds.
-const DEFAULTS: [(&str, &str); 3] = [("PATH", "/bin"), ("HOME", TEMPORARY), ("TMPDIR", TEMPORARY)];
+/// Environment variables of every program whose command does not set them.
+const DEFAULT_ENV: [(&str, &str); 3] = [("PATH", "/bin"), ("HOME", TEMP_DIR), ("TMPDIR", TEMP_DIR)];
 
 /// A sandbox but for its programs.
 pub(super) struct Body {
@@ -37,8 +37,8 @@ pub(super) struct Body {
     most: u64,
 }
 
-/// The most a snapshot may hold where nothing else bounds the disk.
-const MOST: u64 = 16 << 30;
+/// Largest snapshot of a sandbox without a disk limit.
+const MAX_SNAPSHOT_BYTES: u64 = 16 << 30;
 
 /// Work on files that may take a while.
 async fn on_files(
@@ -60,7 +60,7 @@ impl Body {
             id: id.clone(),
             deterministic: spec.deterministic,
             image: spec.image.clone(),
-            most: admitted.limits().disk.map_or(MOST, |disk| disk.0),
+            most: admitted.limits().disk.map_or(MAX_SNAPSHOT_BYTES, |disk| disk.0),
             files: TreeFiles(Arc::clone(&tree)),
             tree,
             account: Arc::new(Account::new(admitted.limits())),
@@ -113,7 +113,7 @@ fn is_called(path: &Path, name: &str) -> bool {
 /// The environment of a program.
 pub(super) fn environment(given: &BTreeMap<EnvName, String>) -> Vec<(String, String)> {
     let unset = |(name, _): &(&str, &str)| !given.keys().any(|known| known.as_str() == *name);
-    let defaults = DEFAULTS.into_iter().filter(unset);
+    let defaults = DEFAULT_ENV.into_iter().filter(unset);
     let defaults = defaults.map(|(name, value)| (name.to_owned(), value.to_owned()));
     defaults.chain(given.iter().map(|(name, value)| (name.to_string(), value.clone()))).collect()
 }

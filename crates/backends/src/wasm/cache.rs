@@ -15,16 +15,18 @@ use sha2::{Digest as _, Sha256};
 use super::code::Trusted;
 use super::program::Hash;
 
-/// What all entries may take together.
-const MOST: u64 = 1 << 30;
-/// The largest entry that is read.
-pub(super) const LARGEST: u64 = 512 << 20;
-const MAGIC: &[u8; 8] = b"stkwasm1";
-const CODE: usize = 32;
-/// The block of the hash function, for which the key is padded.
-const BLOCK: usize = 64;
-/// After this long a draft is one that its writer left behind.
-const STALE: Duration = Duration::from_secs(3600);
+/// Size limit of all entries together.
+const MAX_CACHE_BYTES: u64 = 1 << 30;
+/// Largest entry that is read.
+pub(super) const MAX_ENTRY_BYTES: u64 = 512 << 20;
+/// First bytes of an entry: the format and its version.
+const ENTRY_MAGIC: &[u8; 8] = b"stkwasm1";
+/// Length of an entry's message authentication code, which follows the magic.
+const MAC_BYTES: usize = 32;
+/// Block size of the hash function, to which the key is padded.
+const HASH_BLOCK_BYTES: usize = 64;
+/// Age at which a draft counts as abandoned by its writer.
+const STALE_DRAFT_AGE: Duration = Duration::from_secs(3600);
 
 /// The cache.
 pub(super) struct Cache {
@@ -39,8 +41,8 @@ impl Cache {
     pub(super) fn open(directory: &Path) -> io::Result<Self> {
         let entries = directory.join("code");
         DirBuilder::new().recursive(true).mode(0o700).create(&entries)?;
-        let key = key(&directory.join("key"))?;
-        Ok(Self { entries, key, most: MOST })
+        let key = load_or_create_key(&directory.join("key"))?;
+        Ok(Self { entries, key, most: MAX_CACHE_BYTES })
     }
 
     /// The same with another bound on its size.
@@ -56,7 +58,7 @@ impl Cache {
     /// The code of a program, if it was kept and nobody has touched it since.
     pub(super) fn find(&self, machine: &str, hash: &Hash) -> Option<Trusted> {
         let path = self.path(machine, hash);
-        let entry = read(&path, LARGEST).ok()?;
+        let entry = read(&path, MAX_ENTRY_BYTES).ok()?;
         let Some(code) = self.authentic(&name(&path), &entry) else {
             // Whatever it is, it is not ours: it is made anew.
             let _ = fs::remove_file(&path);
@@ -67,15 +69,15 @@ impl Cache {
     }
 
     fn authentic<'e>(&self, name: &str, entry: &'e [u8]) -> Option<&'e [u8]> {
-        let rest = entry.strip_prefix(MAGIC)?;
-        let (claimed, code) = rest.split_at_checked(CODE)?;
-        same(claimed, &self.sign(name, code)).then_some(code)
+        let rest = entry.strip_prefix(ENTRY_MAGIC)?;
+        let (claimed, code) = rest.split_at_checked(MAC_BYTES)?;
+        constant_time_eq(claimed, &self.sign(name, code)).then_some(code)
     }
 
     /// The code of authenticity of an entry under its name.
-    fn sign(&self, name: &str, code: &[u8]) -> [u8; CODE] {
+    fn sign(&self, name: &str, code: &[u8]) -> [u8; MAC_BYTES] {
         let padded = |with: u8| {
-            let mut block = [with; BLOCK];
+            let mut block = [with; HASH_BLOCK_BYTES];
             block.iter_mut().zip(self.key).for_each(|(byte, key)| *byte ^= key);
             block
         };
@@ -91,9 +93,9 @@ impl Cache {
 
     /// Keeps the code of a program.
     pub(super) fn keep(&self, machine: &str, hash: &Hash, code: &[u8]) -> io::Result<()> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
+        static NEXT_DRAFT_NUMBER: AtomicU32 = AtomicU32::new(0);
         let path = self.path(machine, hash);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let draft = self.entries.join(format!("draft-{}-{number}", std::process::id()));
         let written =
             self.write(&draft, &name(&path), code).and_then(|()| fs::rename(&draft, &path));
@@ -106,7 +108,7 @@ impl Cache {
 
     fn write(&self, draft: &Path, name: &str, code: &[u8]) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft)?;
-        file.write_all(MAGIC)?;
+        file.write_all(ENTRY_MAGIC)?;
         file.write_all(&self.sign(name, code))?;
         file.write_all(code)
     }
@@ -118,7 +120,7 @@ impl Cache {
             let Ok(found) = entry.metadata() else { continue };
             let used = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             let draft = entry.file_name().as_encoded_bytes().starts_with(b"draft-");
-            if draft && used.elapsed().is_ok_and(|age| age > STALE) {
+            if draft && used.elapsed().is_ok_and(|age| age > STALE_DRAFT_AGE) {
                 let _ = fs::remove_file(entry.path());
             } else if !draft {
                 all.push((used, found.len(), entry.path()));
@@ -142,7 +144,7 @@ impl Cache {
 /// A whole regular file of at most this size. It is looked at when it is open, and opening it waits for
 /// nobody: whoever put it there may put something else in its place.
 pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(CAREFULLY).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(SAFE_OPEN_FLAGS).open(path)?;
     let found = file.metadata()?;
     if !found.is_file() || found.len() > most {
         return Err(io::ErrorKind::InvalidData.into());
@@ -152,15 +154,15 @@ pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(entry)
 }
 
-/// Follows no link and waits for nobody.
-const CAREFULLY: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
+/// Open flags that follow no symbolic link and do not block.
+const SAFE_OPEN_FLAGS: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
 
 fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// Compares in a time that does not depend on where they differ.
-fn same(one: &[u8], two: &[u8]) -> bool {
+fn constant_time_eq(one: &[u8], two: &[u8]) -> bool {
     one.len() == two.len() && one.iter().zip(two).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
@@ -170,13 +172,13 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The key of this user, made by whoever comes first.
-fn key(path: &Path) -> io::Result<[u8; 32]> {
+fn load_or_create_key(path: &Path) -> io::Result<[u8; 32]> {
     if let Err(error) = fs::symlink_metadata(path)
         && error.kind() == io::ErrorKind::NotFound
     {
         make_key(path)?;
     }
-    let mut file = OpenOptions::new().read(true).custom_flags(CAREFULLY).open(path)?;
+    let mut file = OpenOptions::new().read(true).custom_flags(SAFE_OPEN_FLAGS).open(path)?;
     let found = file.metadata()?;
     let own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
     if !own || found.len() != 32 {

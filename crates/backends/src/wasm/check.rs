@@ -3,20 +3,20 @@
 use bytes::Bytes as Data;
 use wasmparser::{Parser, Payload};
 
-/// The largest file that is taken for a program.
-pub(super) const LARGEST: u64 = 128 << 20;
+/// Largest file that is taken for a program.
+pub(super) const MAX_PROGRAM_BYTES: u64 = 128 << 20;
 /// The largest one in text form.
 const LARGEST_TEXT: usize = 16 << 20;
-/// The most functions that are compiled.
-const FUNCTIONS: u64 = 200_000;
-/// The most code in one function: compiling takes more than proportionally longer.
-const FUNCTION: usize = 4 << 20;
-/// The most entries of a table.
-pub(super) const TABLE: u64 = 100_000;
-/// The most memories and the most tables of one module.
-pub(super) const PARTS: u32 = 16;
-/// How deep components lie in each other.
-const DEPTH: usize = 16;
+/// Most functions that are compiled.
+const MAX_FUNCTIONS: u64 = 200_000;
+/// Most code in one function: compiling takes more than proportionally longer.
+const MAX_FUNCTION_BYTES: usize = 4 << 20;
+/// Most entries of a table.
+pub(super) const MAX_TABLE_ENTRIES: u64 = 100_000;
+/// Most memories, and most tables, of one module.
+pub(super) const MAX_MODULE_PARTS: u32 = 16;
+/// Deepest nesting of components.
+const MAX_COMPONENT_DEPTH: usize = 16;
 
 /// Why a file is no program that can be run.
 #[derive(Debug, thiserror::Error)]
@@ -80,35 +80,35 @@ pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
                     wasmparser::Encoding::Component => Kind::Component,
                 });
             }
-            Payload::MemorySection(memories) if memories.count() > PARTS => {
-                return Err(Unfit::TooMuch(format!("has more than {PARTS} memories")));
+            Payload::MemorySection(memories) if memories.count() > MAX_MODULE_PARTS => {
+                return Err(Unfit::TooMuch(format!("has more than {MAX_MODULE_PARTS} memories")));
             }
             Payload::TableSection(tables) => {
-                if tables.count() > PARTS {
-                    return Err(Unfit::TooMuch(format!("has more than {PARTS} tables")));
+                if tables.count() > MAX_MODULE_PARTS {
+                    return Err(Unfit::TooMuch(format!("has more than {MAX_MODULE_PARTS} tables")));
                 }
                 for table in tables {
-                    if table.map_err(malformed)?.ty.initial > TABLE {
+                    if table.map_err(malformed)?.ty.initial > MAX_TABLE_ENTRIES {
                         return Err(Unfit::TooMuch(format!(
-                            "has a table of more than {TABLE} entries"
+                            "has a table of more than {MAX_TABLE_ENTRIES} entries"
                         )));
                     }
                 }
             }
             Payload::FunctionSection(section) => functions += u64::from(section.count()),
-            Payload::CodeSectionEntry(body) if body.as_bytes().len() > FUNCTION => {
+            Payload::CodeSectionEntry(body) if body.as_bytes().len() > MAX_FUNCTION_BYTES => {
                 return Err(Unfit::TooMuch(format!(
-                    "has a function of more than {FUNCTION} bytes"
+                    "has a function of more than {MAX_FUNCTION_BYTES} bytes"
                 )));
             }
             Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
             Payload::End(_) => depth = depth.saturating_sub(1),
             _ => {}
         }
-        if functions > FUNCTIONS {
-            return Err(Unfit::TooMuch(format!("has more than {FUNCTIONS} functions")));
+        if functions > MAX_FUNCTIONS {
+            return Err(Unfit::TooMuch(format!("has more than {MAX_FUNCTIONS} functions")));
         }
-        if depth > DEPTH {
+        if depth > MAX_COMPONENT_DEPTH {
             return Err(Unfit::TooMuch("has components too deep in each other".into()));
         }
     }

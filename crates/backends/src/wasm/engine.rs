@@ -9,24 +9,26 @@ use wasmtime::{
     Config, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig, WasmFeatures,
 };
 
-use super::check::{PARTS, TABLE};
+use super::check::{MAX_MODULE_PARTS, MAX_TABLE_ENTRIES};
 use super::state::State;
 use super::{preview1, preview2};
 
-/// How often the clock ticks. A program is first interrupted by the first tick, while its caller waits.
-const TICK: Duration = Duration::from_millis(1);
-/// How many ticks later it is interrupted again, to look whether it may go on.
-pub(super) const SLICE: u64 = 5;
-/// How many ticks the clock goes on when nobody runs any more.
-const LINGER: u32 = 200;
-/// What a program's own calls may take of its stack.
-const STACK: usize = 1 << 20;
+/// Interval of the epoch clock. The first tick interrupts a program for the first time, while its caller
+/// waits.
+const TICK_INTERVAL: Duration = Duration::from_millis(1);
+/// Time slice of a program: ticks until its next interruption, which checks whether it may go on.
+pub(super) const TIME_SLICE_TICKS: u64 = 5;
+/// Ticks without a running program after which the clock stops.
+const MAX_IDLE_TICKS: u32 = 200;
+/// Stack for a program's own calls.
+const WASM_STACK_BYTES: usize = 1 << 20;
 /// The same with room for what the host does on it.
-const WHOLE_STACK: usize = STACK + (1 << 20);
+const WHOLE_STACK: usize = WASM_STACK_BYTES + (1 << 20);
 
-/// How many instances there may be at once in one process. Address space, not memory.
-const INSTANCES: u32 = 4096;
-const MEMORIES: u32 = 2048;
+/// Core instances, and tables, at once in one process. They reserve address space, not memory.
+const MAX_INSTANCES: u32 = 4096;
+/// Linear memories, component instances and stacks at once in one process.
+const MAX_MEMORIES: u32 = 2048;
 /// The largest memory of an instance, with a pool or without.
 pub(super) const LARGEST_MEMORY: usize = 4 << 30;
 
@@ -145,7 +147,7 @@ fn config(mode: Mode, supply: Supply) -> Config {
         .consume_fuel(mode.counts())
         .cranelift_nan_canonicalization(mode == Mode::Fixed)
         .wasm_features(WasmFeatures::RELAXED_SIMD, mode != Mode::Fixed)
-        .max_wasm_stack(STACK)
+        .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(WHOLE_STACK)
         .memory_init_cow(true)
         .generate_address_map(false)
@@ -158,15 +160,15 @@ fn config(mode: Mode, supply: Supply) -> Config {
 
 fn pool() -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
-    pool.total_core_instances(INSTANCES)
-        .total_component_instances(MEMORIES)
-        .total_memories(MEMORIES)
-        .total_tables(INSTANCES)
-        .total_stacks(MEMORIES)
+    pool.total_core_instances(MAX_INSTANCES)
+        .total_component_instances(MAX_MEMORIES)
+        .total_memories(MAX_MEMORIES)
+        .total_tables(MAX_INSTANCES)
+        .total_stacks(MAX_MEMORIES)
         .max_memory_size(LARGEST_MEMORY)
-        .max_memories_per_module(PARTS)
-        .max_tables_per_module(PARTS)
-        .table_elements(usize::try_from(TABLE).unwrap_or(usize::MAX))
+        .max_memories_per_module(MAX_MODULE_PARTS)
+        .max_tables_per_module(MAX_MODULE_PARTS)
+        .table_elements(usize::try_from(MAX_TABLE_ENTRIES).unwrap_or(usize::MAX))
         .max_core_instance_size(8 << 20)
         .max_component_instance_size(8 << 20)
         .max_unused_warm_slots(64)
@@ -242,11 +244,11 @@ fn tick(ticker: &Weak<Ticker>, engine: &Engine) {
     while let Some(ticker) = ticker.upgrade() {
         let running = ticker.lock().running > 0;
         idle = if running { 0 } else { idle + 1 };
-        if idle > LINGER && ticker.rest() {
+        if idle > MAX_IDLE_TICKS && ticker.rest() {
             continue;
         }
         drop(ticker);
-        std::thread::sleep(TICK);
+        std::thread::sleep(TICK_INTERVAL);
         engine.increment_epoch();
     }
 }

@@ -16,16 +16,17 @@ use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPa
 use super::NAME;
 use super::tree::{Place, Tree};
 
-/// How often to try again when the kernel could not decide because something was being moved.
-const TRIES: usize = 64;
-/// The most entries of a directory that are listed.
-const MOST: usize = 100_000;
-/// The most that is read at once.
-const PIECE: usize = 8 << 20;
+/// Attempts to resolve a path when the kernel reports a concurrent rename (`EAGAIN`).
+const RESOLVE_ATTEMPTS: usize = 64;
+/// Most entries of a directory that are listed.
+const MAX_LISTED_ENTRIES: usize = 100_000;
+/// Most bytes of one read.
+const MAX_READ_BYTES: usize = 8 << 20;
 
-/// The modes of what is new.
-const FILE: Mode = Mode::from_raw_mode(0o644);
-const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
+/// Mode of a new file.
+const NEW_FILE_MODE: Mode = Mode::from_raw_mode(0o644);
+/// Mode of a new directory.
+const NEW_DIR_MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// The files of a tree.
 pub(super) struct TreeFiles(pub Arc<Tree>);
@@ -46,7 +47,7 @@ impl Found<'_> {
     fn open_rest(&self, rest: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let mut opened = Err(Errno::AGAIN);
-        for _ in 0..TRIES {
+        for _ in 0..RESOLVE_ATTEMPTS {
             opened = openat2(&self.place.dir, rest, flags | OFlags::CLOEXEC, mode, within);
             if !matches!(opened, Err(Errno::AGAIN | Errno::INTR)) {
                 break;
@@ -82,13 +83,13 @@ impl Found<'_> {
             Err(error) if !flags.contains(OFlags::CREATE) => return Err(error),
             Err(_) => true,
         };
-        let mode = if flags.contains(OFlags::CREATE) { FILE } else { Mode::empty() };
+        let mode = if flags.contains(OFlags::CREATE) { NEW_FILE_MODE } else { Mode::empty() };
         let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = self.open_rest(&self.rest, flags, mode)?;
         self.demand_regular(&file)?;
         if new {
             // Whatever the umask.
-            fchmod(&file, FILE).map_err(|errno| self.fail(errno))?;
+            fchmod(&file, NEW_FILE_MODE).map_err(|errno| self.fail(errno))?;
         }
         Ok(file)
     }
@@ -165,7 +166,7 @@ impl TreeFiles {
         for end in ends {
             let part = Found { rest: found.rest[..end].to_owned(), ..found };
             let Ok((parent, name)) = part.parent() else { continue };
-            match mkdirat(&parent, name, DIRECTORY) {
+            match mkdirat(&parent, name, NEW_DIR_MODE) {
                 Ok(()) => open_to_others(&parent, name).map_err(|errno| found.fail(errno))?,
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(found.fail(errno)),
@@ -184,8 +185,8 @@ impl TreeFiles {
             if matches!(item.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
-            if entries.len() == MOST {
-                let message = format!("`{path}` has more than {MOST} entries");
+            if entries.len() == MAX_LISTED_ENTRIES {
+                let message = format!("`{path}` has more than {MAX_LISTED_ENTRIES} entries");
                 return Err(Error::new(ErrorCode::TooLarge, "list", message).backend(NAME));
             }
             // An entry that vanishes meanwhile is left out.
@@ -217,7 +218,7 @@ impl TreeFiles {
 fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat2(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
-    fchmod(made, DIRECTORY)
+    fchmod(made, NEW_DIR_MODE)
 }
 
 /// Removes a directory with everything in it, by its open parent.
@@ -244,7 +245,7 @@ impl Files for TreeFiles {
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
         let found = self.find("read", path)?;
         let file = found.regular(OFlags::RDONLY)?;
-        let mut data = vec![0; (most as usize).min(PIECE)];
+        let mut data = vec![0; (most as usize).min(MAX_READ_BYTES)];
         let mut filled = 0;
         while filled < data.len() {
             match pread(&file, &mut data[filled..], offset.saturating_add(filled as u64)) {

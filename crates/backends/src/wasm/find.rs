@@ -10,11 +10,11 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, opena
 use rustix::io::Errno;
 use stockade_core::{Command, SandboxPath, StartFailure};
 
-use super::check::{LARGEST, Unfit};
+use super::check::{MAX_PROGRAM_BYTES, Unfit};
 use super::tree::{Place, Tree};
 
-/// A place itself, seen from there.
-const HERE: &str = ".";
+/// The current directory: a place itself, seen from there.
+const CURRENT_DIR: &str = ".";
 
 /// Where a command starts, by name.
 pub(super) struct Start<'t> {
@@ -25,26 +25,26 @@ pub(super) struct Start<'t> {
 /// The directory a command names to start in.
 pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, StartFailure> {
     let Some(given) = &command.dir else {
-        return Ok(Start { place: tree.workspace(), rest: HERE.into() });
+        return Ok(Start { place: tree.workspace(), rest: CURRENT_DIR.into() });
     };
-    let (place, rest) = tree.locate(given).ok_or_else(|| bad(given.as_str()))?;
+    let (place, rest) = tree.locate(given).ok_or_else(|| bad_directory(given.as_str()))?;
     Ok(Start { place, rest })
 }
 
-fn bad(directory: &str) -> StartFailure {
+fn bad_directory(directory: &str) -> StartFailure {
     StartFailure::BadDirectory(format!("`{directory}` is not a directory"))
 }
 
 impl Start<'_> {
     /// Whether it is the root of the workspace, where most start.
     pub(super) fn is_usual(&self, tree: &Tree) -> bool {
-        std::ptr::eq(self.place, tree.workspace()) && self.rest == HERE
+        std::ptr::eq(self.place, tree.workspace()) && self.rest == CURRENT_DIR
     }
 
     /// The directory itself.
     pub(super) fn open(&self, command: &Command) -> Result<OwnedFd, StartFailure> {
-        let named = || bad(command.dir.as_ref().map_or(HERE, SandboxPath::as_str));
-        beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| named())
+        let named = || bad_directory(command.dir.as_ref().map_or(CURRENT_DIR, SandboxPath::as_str));
+        open_beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| named())
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<
     };
     let (place, rest) = located.ok_or_else(missing)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = beneath(place, &rest, flags).map_err(|errno| match errno {
+    let file = open_beneath(place, &rest, flags).map_err(|errno| match errno {
         Errno::NOENT | Errno::NOTDIR => missing(),
         errno => StartFailure::NotExecutable(format!("`{name}`: {}", std::io::Error::from(errno))),
     })?;
@@ -80,16 +80,16 @@ fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {
         return Err(unreadable("is not a regular file".into()));
     }
     let size = u64::try_from(found.st_size).unwrap_or(0);
-    let mut bytes = Vec::with_capacity(usize::try_from(size.min(LARGEST)).unwrap_or(0));
-    let read = File::from(file).take(LARGEST + 1).read_to_end(&mut bytes);
+    let mut bytes = Vec::with_capacity(usize::try_from(size.min(MAX_PROGRAM_BYTES)).unwrap_or(0));
+    let read = File::from(file).take(MAX_PROGRAM_BYTES + 1).read_to_end(&mut bytes);
     read.map_err(|error| unreadable(error.to_string()))?;
-    if bytes.len() as u64 > LARGEST {
-        return Err(StartFailure::NoResources(format!("`{name}` has more than {LARGEST} bytes")));
+    if bytes.len() as u64 > MAX_PROGRAM_BYTES {
+        return Err(StartFailure::NoResources(format!("`{name}` has more than {MAX_PROGRAM_BYTES} bytes")));
     }
     Ok(bytes)
 }
 
-fn beneath(place: &Place, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn open_beneath(place: &Place, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     openat2(&place.dir, rest, flags | OFlags::CLOEXEC, Mode::empty(), within)
 }

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder};
 
-/// Where time begins: the first second of the year 2000.
-const BEGIN: Duration = Duration::from_secs(946_684_800);
-/// How far each look moves the clocks on, so that nobody who waits for time to pass waits for ever.
-const STEP: u64 = 1_000;
-const SEED: u64 = 0x5eed_0f57_0cad_e000;
+/// Start of the wall clock: the first second of the year 2000.
+const CLOCK_EPOCH: Duration = Duration::from_secs(946_684_800);
+/// Clock step of each reading, in nanoseconds, so that a program that waits for time to pass ends.
+const CLOCK_STEP_NANOS: u64 = 1_000;
+/// Seed of all randomness.
+const RANDOM_SEED: u64 = 0x5eed_0f57_0cad_e000;
 
 /// Gives a program such a world.
 pub(super) fn furnish(builder: &mut WasiCtxBuilder) {
@@ -20,9 +21,9 @@ pub(super) fn furnish(builder: &mut WasiCtxBuilder) {
     builder
         .wall_clock(clock.clone())
         .monotonic_clock(clock)
-        .secure_random(Seeded(SEED))
-        .insecure_random(Seeded(SEED ^ 1))
-        .insecure_random_seed(u128::from(SEED));
+        .secure_random(Seeded(RANDOM_SEED))
+        .insecure_random(Seeded(RANDOM_SEED ^ 1))
+        .insecure_random_seed(u128::from(RANDOM_SEED));
 }
 
 #[derive(Clone)]
@@ -30,23 +31,23 @@ struct Clock(Arc<AtomicU64>);
 
 impl Clock {
     fn look(&self) -> u64 {
-        self.0.fetch_add(STEP, Ordering::Relaxed)
+        self.0.fetch_add(CLOCK_STEP_NANOS, Ordering::Relaxed)
     }
 }
 
 impl HostWallClock for Clock {
     fn resolution(&self) -> Duration {
-        Duration::from_nanos(STEP)
+        Duration::from_nanos(CLOCK_STEP_NANOS)
     }
 
     fn now(&self) -> Duration {
-        BEGIN + Duration::from_nanos(self.look())
+        CLOCK_EPOCH + Duration::from_nanos(self.look())
     }
 }
 
 impl HostMonotonicClock for Clock {
     fn resolution(&self) -> u64 {
-        STEP
+        CLOCK_STEP_NANOS
     }
 
     fn now(&self) -> u64 {

@@ -22,21 +22,23 @@ use super::engine::Mode;
 use super::ledger::{self, Ledger};
 use super::process::{self, Inside, Present};
 use super::relay::{Relay, relay};
-use super::report::{HOME, Order};
+use super::report::{WORKER_DIR, Order};
 use super::sandbox::Programs;
 use super::workshop::{self, Source, Walls, Worker, mount};
 use super::{NAME, find};
 use crate::linux;
 
-/// What a worker takes beside its program: its own code, the program's, its threads and files.
-const MEMORY: u64 = 512 << 20;
-const PROCESSES: u32 = 128;
-const FILES: u32 = 64;
-/// Milliseconds of processor time, with those of loading a large program.
-const STARTING: u64 = 2000;
+/// Memory that a worker takes beside its program: for its own code, the program's, and its threads.
+const WORKER_MEMORY_BYTES: u64 = 512 << 20;
+/// Process limit of a worker.
+const WORKER_PROCESSES: u32 = 128;
+/// Descriptors that a worker takes beside its program.
+const WORKER_OPEN_FILES: u32 = 64;
+/// Processor time that a worker takes beside its program, with that of loading a large one.
+const STARTUP_CPU_MILLIS: u64 = 2000;
 
-const STOP: Signal = Signal(19);
-const CONTINUE: Signal = Signal(18);
+const SIGSTOP: Signal = Signal(19);
+const SIGCONT: Signal = Signal(18);
 
 /// A sandbox with a second wall.
 pub(super) struct IsolatedSandbox {
@@ -96,7 +98,7 @@ fn furnish(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::i
     }
     let mut given = vec![private.join("answers"), private.join("tmp")];
     if let Some(disk) = limits.disk {
-        let path = private.join("answers").join(ledger::NAME);
+        let path = private.join("answers").join(ledger::LEDGER_FILE_NAME);
         Ledger::make(&path, disk.0)?;
         given.push(path);
     }
@@ -125,9 +127,9 @@ fn spec(body: &Body, admitted: &Admitted, worker: &Worker) -> Result<SandboxSpec
         read_only: tree.workspace().read_only,
         mounts,
         limits: Limits {
-            memory: limits.memory.map(|most| Bytes(most.0.saturating_add(MEMORY))),
-            processes: Some(PROCESSES),
-            open_files: limits.open_files.map(|most| most.saturating_add(FILES)),
+            memory: limits.memory.map(|most| Bytes(most.0.saturating_add(WORKER_MEMORY_BYTES))),
+            processes: Some(WORKER_PROCESSES),
+            open_files: limits.open_files.map(|most| most.saturating_add(WORKER_OPEN_FILES)),
             ..*limits
         },
         without: admitted.spec().without.clone(),
@@ -218,7 +220,7 @@ impl Floor {
         let mut outer = self.walls.worker.command(["run".to_owned()]);
         outer.stdin = Stdin::Stream;
         // The worker holds its program to its time; the walls hold the worker to a little more.
-        let cpu_time = limits.cpu_time.map(|most| Span::millis(most.as_millis() + STARTING));
+        let cpu_time = limits.cpu_time.map(|most| Span::millis(most.as_millis() + STARTUP_CPU_MILLIS));
         let spawned = self.inner.spawn(&outer, &Limits { cpu_time, ..*limits }).await;
         match spawned {
             Ok(process) => Ok((process, order.into())),
@@ -260,7 +262,7 @@ impl Floor {
     ) -> Order {
         let path = |number: usize| match number {
             0 => stockade_core::WORKSPACE_ROOT.to_owned(),
-            number => format!("{HOME}/{}", place_name(number)),
+            number => format!("{WORKER_DIR}/{}", place_name(number)),
         };
         let places = self.body.tree.places.iter().enumerate();
         Order {
@@ -310,10 +312,10 @@ impl Sandbox for IsolatedSandbox {
     }
 
     async fn pause(&self) -> Result<()> {
-        self.floor.signal(STOP).await
+        self.floor.signal(SIGSTOP).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.floor.signal(CONTINUE).await
+        self.floor.signal(SIGCONT).await
     }
 }

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-/// The file's name among the answers.
-pub(super) const NAME: &str = "disk";
+/// The ledger's file name in the directory of answers.
+pub(super) const LEDGER_FILE_NAME: &str = "disk";
 
 /// The shared number.
 pub(super) struct Ledger(File);

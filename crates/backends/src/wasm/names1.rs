@@ -8,23 +8,23 @@ use wasmtime_wasi::p1::types;
 use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPreview1};
 use wiggle::{GuestMemory, GuestPtr};
 
-use super::account::ENTRY;
-use super::preview1::{MODULE, NO_SPACE, alone, split};
+use super::account::DIR_ENTRY_BYTES;
+use super::preview1::{PREVIEW1_MODULE, NO_SPACE, alone, split};
 use super::state::State;
 
-const DENIED: i32 = 2;
+const ACCESS_DENIED: i32 = 2;
 const TOO_MANY_FILES: i32 = 33;
-/// Opening makes what is not there.
-const CREATE: i32 = 1;
+/// Open flag: create the file if it does not exist.
+const OPEN_CREATE: i32 = 1;
 
 pub(super) fn link(linker: &mut Linker<State>) -> Result<()> {
-    open(linker)?;
-    make(linker)?;
-    rename(linker)
+    add_open_call(linker)?;
+    add_create_calls(linker)?;
+    add_rename_call(linker)
 }
 
 /// Whether something can be opened without waiting for anybody, and without an effect of its own.
-fn suits(kind: types::Filetype) -> bool {
+fn is_safe_to_open(kind: types::Filetype) -> bool {
     match kind {
         types::Filetype::RegularFile
         | types::Filetype::Directory
@@ -44,7 +44,7 @@ enum Fate {
     Unsuitable,
 }
 
-async fn foresee(
+async fn predict_open(
     state: &mut State,
     memory: &mut GuestMemory<'_>,
     (dir, look, path, len): (i32, i32, i32, i32),
@@ -52,17 +52,17 @@ async fn foresee(
     let flags = types::Lookupflags::from_bits_truncate(look.cast_unsigned());
     let path = GuestPtr::<str>::new((path.cast_unsigned(), len.cast_unsigned()));
     match state.wasi.path_filestat_get(memory, types::Fd::from(dir), flags, path).await {
-        Ok(found) if suits(found.filetype) => Fate::There,
+        Ok(found) if is_safe_to_open(found.filetype) => Fate::There,
         Ok(_) => Fate::Unsuitable,
         // What is wrong with it, opening it tells.
         Err(_) => Fate::New,
     }
 }
 
-fn open(linker: &mut Linker<State>) -> Result<()> {
+fn add_open_call(linker: &mut Linker<State>) -> Result<()> {
     type Open = (i32, i32, i32, i32, i32, i64, i64, i32, i32);
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "path_open",
         |mut caller: Caller<'_, State>,
          (dir, look, path, len, how, base, inherit, flags, out): Open| {
@@ -75,9 +75,9 @@ fn open(linker: &mut Linker<State>) -> Result<()> {
                 let account = Arc::clone(&state.meter.account);
                 // Another program of the sandbox must not swap what was looked at.
                 let _steady = account.names.read().await;
-                let cost = match foresee(state, &mut memory, (dir, look, path, len)).await {
-                    Fate::Unsuitable => return Ok(DENIED),
-                    Fate::New if how & CREATE != 0 => ENTRY,
+                let cost = match predict_open(state, &mut memory, (dir, look, path, len)).await {
+                    Fate::Unsuitable => return Ok(ACCESS_DENIED),
+                    Fate::New if how & OPEN_CREATE != 0 => DIR_ENTRY_BYTES,
                     Fate::There | Fate::New => 0,
                 };
                 if !account.take_disk(cost) {
@@ -103,7 +103,7 @@ fn open(linker: &mut Linker<State>) -> Result<()> {
                     return Ok(errno);
                 }
                 let number = memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?;
-                keep(state, &mut memory, number).await
+                keep_if_safe(state, &mut memory, number).await
             })
         },
     )?;
@@ -111,38 +111,38 @@ fn open(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
-async fn keep(state: &mut State, memory: &mut GuestMemory<'_>, number: u32) -> Result<i32> {
+async fn keep_if_safe(state: &mut State, memory: &mut GuestMemory<'_>, number: u32) -> Result<i32> {
     let found = state.wasi.fd_filestat_get(memory, types::Fd::from(number)).await;
-    if found.is_ok_and(|found| suits(found.filetype)) {
+    if found.is_ok_and(|found| is_safe_to_open(found.filetype)) {
         state.descriptors.opened(number);
         return Ok(0);
     }
     wasi::fd_close(&mut state.wasi, memory, number.cast_signed()).await?;
-    Ok(DENIED)
+    Ok(ACCESS_DENIED)
 }
 
 /// Calls that make a name.
-fn make(linker: &mut Linker<State>) -> Result<()> {
+fn add_create_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "path_create_directory",
         |mut caller: Caller<'_, State>, (dir, path, len): (i32, i32, i32)| {
             Box::new(async move {
                 alone(&caller).await;
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
-                if !account.take_disk(ENTRY) {
+                if !account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok(NO_SPACE);
                 }
                 let ctx = &mut state.wasi;
                 let errno = wasi::path_create_directory(ctx, &mut memory, dir, path, len).await?;
-                account.give_disk(if errno == 0 { 0 } else { ENTRY });
+                account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
                 Ok(errno)
             })
         },
     )?;
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "path_symlink",
         |mut caller: Caller<'_, State>, (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
             Box::new(async move {
@@ -150,20 +150,20 @@ fn make(linker: &mut Linker<State>) -> Result<()> {
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(ENTRY) {
+                if !account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok(NO_SPACE);
                 }
                 let ctx = &mut state.wasi;
                 let made = wasi::path_symlink(ctx, &mut memory, to, to_len, dir, path, len);
                 let errno = made.await?;
-                account.give_disk(if errno == 0 { 0 } else { ENTRY });
+                account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
                 Ok(errno)
             })
         },
     )?;
     type Link = (i32, i32, i32, i32, i32, i32, i32);
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "path_link",
         |mut caller: Caller<'_, State>, (dir, look, path, len, to, name, name_len): Link| {
             Box::new(async move {
@@ -171,14 +171,14 @@ fn make(linker: &mut Linker<State>) -> Result<()> {
                 let (mut memory, state) = split(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(ENTRY) {
+                if !account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok(NO_SPACE);
                 }
                 let ctx = &mut state.wasi;
                 let made =
                     wasi::path_link(ctx, &mut memory, dir, look, path, len, to, name, name_len);
                 let errno = made.await?;
-                account.give_disk(if errno == 0 { 0 } else { ENTRY });
+                account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
                 Ok(errno)
             })
         },
@@ -186,10 +186,10 @@ fn make(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-fn rename(linker: &mut Linker<State>) -> Result<()> {
+fn add_rename_call(linker: &mut Linker<State>) -> Result<()> {
     type Rename = (i32, i32, i32, i32, i32, i32);
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "path_rename",
         |mut caller: Caller<'_, State>, (dir, path, len, to, name, name_len): Rename| {
             Box::new(async move {

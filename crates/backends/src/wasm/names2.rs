@@ -11,7 +11,7 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
     DescriptorFlags, DescriptorType, ErrorCode, HostDescriptor, OpenFlags, PathFlags,
 };
 
-use super::account::ENTRY;
+use super::account::DIR_ENTRY_BYTES;
 use super::preview2::told;
 use super::state::State;
 
@@ -19,13 +19,13 @@ type Opened = std::result::Result<Resource<Descriptor>, ErrorCode>;
 type Dir = Resource<Descriptor>;
 
 pub(super) fn link(files: &mut LinkerInstance<'_, State>) -> Result<()> {
-    open(files)?;
-    make(files)?;
-    rename(files)
+    add_open_call(files)?;
+    add_create_calls(files)?;
+    add_rename_call(files)
 }
 
 /// Whether something can be opened without waiting for anybody, and without an effect of its own.
-fn suits(kind: DescriptorType) -> bool {
+fn is_safe_to_open(kind: DescriptorType) -> bool {
     match kind {
         DescriptorType::RegularFile | DescriptorType::Directory | DescriptorType::SymbolicLink => {
             true
@@ -38,7 +38,7 @@ fn suits(kind: DescriptorType) -> bool {
     }
 }
 
-fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_open_call(files: &mut LinkerInstance<'_, State>) -> Result<()> {
     type Open = (Dir, PathFlags, String, OpenFlags, DescriptorFlags);
     files.func_wrap_async(
         "[method]descriptor.open-at",
@@ -53,11 +53,11 @@ fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 let _steady = account.names.read().await;
                 let same = Resource::new_borrow(fd.rep());
                 let cost = match state.filesystem().stat_at(same, look, path.clone()).await {
-                    Ok(found) if !suits(found.type_) => {
+                    Ok(found) if !is_safe_to_open(found.type_) => {
                         return Ok((Opened::Err(ErrorCode::Access),));
                     }
                     // What is wrong with it, opening it tells.
-                    Err(_) if how.contains(OpenFlags::CREATE) => ENTRY,
+                    Err(_) if how.contains(OpenFlags::CREATE) => DIR_ENTRY_BYTES,
                     Ok(_) | Err(_) => 0,
                 };
                 if !account.take_disk(cost) {
@@ -65,7 +65,7 @@ fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 }
                 let opened = state.filesystem().open_at(fd, look, path, how, flags).await;
                 match told(state, opened)? {
-                    Ok(opened) => Ok((keep(state, opened).await?,)),
+                    Ok(opened) => Ok((keep_if_safe(state, opened).await?,)),
                     Err(code) => {
                         account.give_disk(cost);
                         Ok((Err(code),))
@@ -77,10 +77,10 @@ fn open(files: &mut LinkerInstance<'_, State>) -> Result<()> {
 }
 
 /// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
-async fn keep(state: &mut State, opened: Resource<Descriptor>) -> Result<Opened> {
+async fn keep_if_safe(state: &mut State, opened: Resource<Descriptor>) -> Result<Opened> {
     let same = Resource::new_borrow(opened.rep());
     let kind = state.filesystem().get_type(same).await;
-    if kind.is_ok_and(suits) {
+    if kind.is_ok_and(is_safe_to_open) {
         return Ok(Ok(opened));
     }
     HostDescriptor::drop(&mut state.filesystem(), opened)?;
@@ -88,23 +88,23 @@ async fn keep(state: &mut State, opened: Resource<Descriptor>) -> Result<Opened>
 }
 
 /// Gives back the room of a name that was not made.
-fn settle(state: &mut State, made: FsResult<()>) -> Result<std::result::Result<(), ErrorCode>> {
-    state.meter.account.give_disk(if made.is_ok() { 0 } else { ENTRY });
+fn refund_failed_create(state: &mut State, made: FsResult<()>) -> Result<std::result::Result<(), ErrorCode>> {
+    state.meter.account.give_disk(if made.is_ok() { 0 } else { DIR_ENTRY_BYTES });
     told(state, made)
 }
 
 /// Calls that make a name.
-fn make(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_create_calls(files: &mut LinkerInstance<'_, State>) -> Result<()> {
     files.func_wrap_async(
         "[method]descriptor.create-directory-at",
         |mut store: StoreContextMut<'_, State>, (fd, path): (Dir, String)| {
             Box::new(async move {
                 let state = store.data_mut();
-                if !state.meter.account.take_disk(ENTRY) {
+                if !state.meter.account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok((Err(ErrorCode::InsufficientSpace),));
                 }
                 let made = state.filesystem().create_directory_at(fd, path).await;
-                Ok((settle(state, made)?,))
+                Ok((refund_failed_create(state, made)?,))
             })
         },
     )?;
@@ -115,11 +115,11 @@ fn make(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(ENTRY) {
+                if !account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok((Err(ErrorCode::InsufficientSpace),));
                 }
                 let made = state.filesystem().symlink_at(fd, to, path).await;
-                Ok((settle(state, made)?,))
+                Ok((refund_failed_create(state, made)?,))
             })
         },
     )?;
@@ -131,17 +131,17 @@ fn make(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(ENTRY) {
+                if !account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok((Err(ErrorCode::InsufficientSpace),));
                 }
                 let made = state.filesystem().link_at(fd, look, path, to, name).await;
-                Ok((settle(state, made)?,))
+                Ok((refund_failed_create(state, made)?,))
             })
         },
     )
 }
 
-fn rename(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_rename_call(files: &mut LinkerInstance<'_, State>) -> Result<()> {
     files.func_wrap_async(
         "[method]descriptor.rename-at",
         |mut store: StoreContextMut<'_, State>,

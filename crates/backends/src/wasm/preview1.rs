@@ -12,21 +12,22 @@ use stockade_core::Signal;
 use super::names1;
 use super::state::{State, Stop};
 
-pub(super) const MODULE: &str = "wasi_snapshot_preview1";
+/// Module name under which programs import this interface.
+pub(super) const PREVIEW1_MODULE: &str = "wasi_snapshot_preview1";
 
 /// Error numbers of the interface.
 pub(super) const NO_SPACE: i32 = 51;
-const INVALID: i32 = 28;
+const INVALID_ARGUMENT: i32 = 28;
 
-/// More random bytes than this take a while.
-const MUCH: u32 = 64 << 10;
+/// Random bytes above which a request counts as slow.
+const SLOW_RANDOM_BYTES: u32 = 64 << 10;
 
 /// The clocks of the interface that the library does not have.
 const PROCESS_TIME: i32 = 2;
 const THREAD_TIME: i32 = 3;
 
-/// Signals of the interface, which differ from Linux after the fifteenth.
-const SIGNALS: [i32; 31] = [
+/// Linux's number of each signal of the interface; the two differ after the fifteenth.
+const LINUX_SIGNALS: [i32; 31] = [
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26,
     27, 29, 30, 31, 31,
 ];
@@ -37,11 +38,11 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     add_to_linker_async(&mut linker, |state: &mut State| &mut state.wasi)?;
     linker.allow_shadowing(true);
     names1::link(&mut linker)?;
-    slow(&mut linker)?;
-    files(&mut linker)?;
-    writes(&mut linker)?;
-    ends(&mut linker)?;
-    waits(&mut linker)?;
+    add_slow_calls(&mut linker)?;
+    add_open_file_calls(&mut linker)?;
+    add_write_calls(&mut linker)?;
+    add_exit_calls(&mut linker)?;
+    add_poll_calls(&mut linker)?;
     linker.allow_shadowing(false);
     Ok(linker)
 }
@@ -69,7 +70,7 @@ pub(super) fn alone(caller: &Caller<'_, State>) -> impl Future<Output = ()> + Se
 macro_rules! wait_for_files {
     ($linker:ident, $($name:ident($($given:ident: $kind:ty),*))*) => {$(
         $linker.func_wrap_async(
-            MODULE,
+            PREVIEW1_MODULE,
             stringify!($name),
             |mut caller: Caller<'_, State>, ($($given,)*): ($($kind,)*)| {
                 Box::new(async move {
@@ -83,7 +84,7 @@ macro_rules! wait_for_files {
 }
 
 /// Calls that change nothing of what is counted here, but may take long.
-fn slow(linker: &mut Linker<State>) -> Result<()> {
+fn add_slow_calls(linker: &mut Linker<State>) -> Result<()> {
     wait_for_files! { linker,
         fd_datasync(fd: i32)
         fd_sync(fd: i32)
@@ -99,11 +100,11 @@ fn slow(linker: &mut Linker<State>) -> Result<()> {
         path_unlink_file(dir: i32, path: i32, len: i32)
     }
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "random_get",
         |mut caller: Caller<'_, State>, (into, len): (i32, i32)| {
             Box::new(async move {
-                if len.cast_unsigned() > MUCH {
+                if len.cast_unsigned() > SLOW_RANDOM_BYTES {
                     alone(&caller).await;
                 }
                 let (mut memory, state) = split(&mut caller)?;
@@ -115,9 +116,9 @@ fn slow(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// The number of open files is bounded; [`names1`] opens them.
-fn files(linker: &mut Linker<State>) -> Result<()> {
+fn add_open_file_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "fd_close",
         |mut caller: Caller<'_, State>, (fd,): (i32,)| {
             Box::new(async move {
@@ -131,7 +132,7 @@ fn files(linker: &mut Linker<State>) -> Result<()> {
         },
     )?;
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "fd_renumber",
         |mut caller: Caller<'_, State>, (from, to): (i32, i32)| {
             Box::new(async move {
@@ -148,7 +149,7 @@ fn files(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// The size of what a call to write would write at most.
-fn wanted(memory: &GuestMemory<'_>, list: i32, count: i32) -> Result<u64> {
+fn requested_bytes(memory: &GuestMemory<'_>, list: i32, count: i32) -> Result<u64> {
     let list = GuestPtr::<types::Ciovec>::new(list.cast_unsigned());
     let mut total = 0_u64;
     for part in list.as_array(count.cast_unsigned()).iter() {
@@ -158,41 +159,41 @@ fn wanted(memory: &GuestMemory<'_>, list: i32, count: i32) -> Result<u64> {
 }
 
 /// What is written is bounded.
-fn writes(linker: &mut Linker<State>) -> Result<()> {
+fn add_write_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "fd_write",
         |mut caller: Caller<'_, State>, (fd, list, count, out): (i32, i32, i32, i32)| {
             Box::new(async move {
                 let (mut memory, state) = split(&mut caller)?;
-                let room = match room(state, &memory, fd, list, count)? {
+                let room = match reserve_disk(state, &memory, fd, list, count)? {
                     Ok(room) => room,
                     Err(errno) => return Ok(errno),
                 };
                 let errno =
                     wasi::fd_write(&mut state.wasi, &mut memory, fd, list, count, out).await;
-                settle(state, &memory, room, errno?, out)
+                refund_unwritten(state, &memory, room, errno?, out)
             })
         },
     )?;
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "fd_pwrite",
         |mut caller: Caller<'_, State>, (fd, list, count, at, out): (i32, i32, i32, i64, i32)| {
             Box::new(async move {
                 let (mut memory, state) = split(&mut caller)?;
-                let room = match room(state, &memory, fd, list, count)? {
+                let room = match reserve_disk(state, &memory, fd, list, count)? {
                     Ok(room) => room,
                     Err(errno) => return Ok(errno),
                 };
                 let ctx = &mut state.wasi;
                 let errno = wasi::fd_pwrite(ctx, &mut memory, fd, list, count, at, out).await;
-                settle(state, &memory, room, errno?, out)
+                refund_unwritten(state, &memory, room, errno?, out)
             })
         },
     )?;
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "fd_filestat_set_size",
         |mut caller: Caller<'_, State>, (fd, size): (i32, i64)| {
             Box::new(async move {
@@ -217,7 +218,7 @@ fn writes(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// Takes room on disk for a write to a file; its streams are counted elsewhere.
-fn room(
+fn reserve_disk(
     state: &State,
     memory: &GuestMemory<'_>,
     fd: i32,
@@ -227,15 +228,15 @@ fn room(
     if !state.descriptors.is_file(fd.cast_unsigned()) {
         return Ok(Ok(0));
     }
-    let wanted = match wanted(memory, list, count) {
+    let wanted = match requested_bytes(memory, list, count) {
         Ok(wanted) => wanted,
-        Err(_) => return Ok(Err(INVALID)),
+        Err(_) => return Ok(Err(INVALID_ARGUMENT)),
     };
     Ok(if state.meter.account.take_disk(wanted) { Ok(wanted) } else { Err(NO_SPACE) })
 }
 
 /// Gives back the room that was not needed.
-fn settle(state: &State, memory: &GuestMemory<'_>, room: u64, errno: i32, out: i32) -> Result<i32> {
+fn refund_unwritten(state: &State, memory: &GuestMemory<'_>, room: u64, errno: i32, out: i32) -> Result<i32> {
     if room > 0 {
         let written = match errno {
             0 => u64::from(memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?),
@@ -247,19 +248,19 @@ fn settle(state: &State, memory: &GuestMemory<'_>, room: u64, errno: i32, out: i
 }
 
 /// Ends that the library does not let through, and clocks it does not have.
-fn ends(linker: &mut Linker<State>) -> Result<()> {
-    linker.func_wrap(MODULE, "proc_exit", |code: i32| -> Result<()> {
+fn add_exit_calls(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap(PREVIEW1_MODULE, "proc_exit", |code: i32| -> Result<()> {
         Err(Stop::Exit(code).into())
     })?;
-    linker.func_wrap(MODULE, "proc_raise", |number: i32| -> Result<i32> {
-        match usize::try_from(number).ok().and_then(|at| SIGNALS.get(at)) {
+    linker.func_wrap(PREVIEW1_MODULE, "proc_raise", |number: i32| -> Result<i32> {
+        match usize::try_from(number).ok().and_then(|at| LINUX_SIGNALS.get(at)) {
             Some(0) => Ok(0),
             Some(linux) => Err(Stop::Raised(Signal(*linux)).into()),
-            None => Ok(INVALID),
+            None => Ok(INVALID_ARGUMENT),
         }
     })?;
     linker.func_wrap(
-        MODULE,
+        PREVIEW1_MODULE,
         "clock_time_get",
         |mut caller: Caller<'_, State>, clock: i32, precision: i64, out: i32| -> Result<i32> {
             let (mut memory, state) = split(&mut caller)?;
@@ -276,9 +277,9 @@ fn ends(linker: &mut Linker<State>) -> Result<()> {
 
 /// The library sleeps where it stands when there is nothing but a span to wait for; then nothing could
 /// end the program.
-fn waits(linker: &mut Linker<State>) -> Result<()> {
+fn add_poll_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
-        MODULE,
+        PREVIEW1_MODULE,
         "poll_oneoff",
         |mut caller: Caller<'_, State>, (list, events, count, out): (i32, i32, i32, i32)| {
             Box::new(async move {
@@ -339,9 +340,9 @@ mod tests {
     use crate::wasm::openings::Openings;
     use crate::wasm::run::{self, Job};
 
-    /// What never takes long: it looks at nothing but the program's own state, fails at once for lack
-    /// of an open file, or gives up its turn by itself where a stream is not ready.
-    const SHORT: [&str; 29] = [
+    /// Functions that never take long: each looks at nothing but the program's own state, fails at once
+    /// for lack of an open file, or gives up its turn by itself where a stream is not ready.
+    const SHORT_FUNCTIONS: [&str; 29] = [
         "args_get",
         "args_sizes_get",
         "clock_res_get",
@@ -405,11 +406,11 @@ mod tests {
             .iter(&mut all)
             .filter_map(|(_, name, item)| Some((name.to_owned(), item.into_func()?)))
             .collect();
-        assert!(functions.len() > SHORT.len());
+        assert!(functions.len() > SHORT_FUNCTIONS.len());
         for (name, function) in functions {
             let zero = |kind: ValType| if kind.is_i64() { Val::I64(0) } else { Val::I32(0) };
             let given: Vec<_> = function.ty(&all).params().map(zero).collect();
-            let short = SHORT.contains(&name.as_str());
+            let short = SHORT_FUNCTIONS.contains(&name.as_str());
             assert_eq!(leaves(&mut all, function, &given), !short, "{name}");
         }
     }
@@ -419,7 +420,7 @@ mod tests {
         let machine = Machines::new(Supply::Single).get(Mode::Plain).unwrap();
         for (lane, leaving) in [(Lane::callers(), true), (Lane::own(), false)] {
             let mut store = store(&machine, lane);
-            let found = machine.core.get(&mut store, MODULE, "random_get").unwrap();
+            let found = machine.core.get(&mut store, PREVIEW1_MODULE, "random_get").unwrap();
             let given = [Val::I32(0), Val::I32(-1)];
             assert_eq!(leaves(&mut store, found.into_func().unwrap(), &given), leaving);
         }

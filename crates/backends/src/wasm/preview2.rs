@@ -16,15 +16,15 @@ use super::account::Account;
 use super::names2;
 use super::state::State;
 
-/// The interface whose functions use something up, as the library names it.
-const FILES: &str = "wasi:filesystem/types@0.2.12";
+/// The interface whose functions use up disk space or descriptors, as the library names it.
+const FILESYSTEM_INTERFACE: &str = "wasi:filesystem/types@0.2.12";
 
 /// Everything a component may import.
 pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     linker.allow_shadowing(true);
-    let mut files = linker.instance(FILES)?;
+    let mut files = linker.instance(FILESYSTEM_INTERFACE)?;
     names2::link(&mut files)?;
     write(&mut files)?;
     streams(&mut files)?;

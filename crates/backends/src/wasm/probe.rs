@@ -6,10 +6,10 @@ use stockade_core::{Boundary, Capabilities, Feature, Support};
 use super::engine::Mode;
 use super::{NAME, Shared};
 
-const BOUNDARY: Boundary = Boundary::Bytecode;
+const WASM_BOUNDARY: Boundary = Boundary::Bytecode;
 
-/// What stands or falls with the virtual machine.
-const MACHINE: [(Feature, &str); 21] = [
+/// Features that depend on the virtual machine alone.
+const VM_FEATURES: [(Feature, &str); 21] = [
     (Feature::FilesystemIsolation, "no interface but WASI, with the directories it was given"),
     (Feature::ProcessIsolation, "no interface to processes"),
     (Feature::NetworkIsolation, "no interface to sockets that is not refused"),
@@ -33,8 +33,8 @@ const MACHINE: [(Feature, &str); 21] = [
     (Feature::FilesSnapshot, "copies of its directories"),
 ];
 
-/// What differs where programs run in workers: the declared difference between the two.
-const WALLED: [(Feature, &str); 5] = [
+/// Features that differ where programs run in workers: the declared difference between the two.
+const WORKER_FEATURES: [(Feature, &str); 5] = [
     (Feature::FilesystemIsolation, "no interface but WASI, inside native walls"),
     (Feature::ProcessIsolation, "no interface to processes, inside native walls"),
     (Feature::NetworkIsolation, "no interface to sockets, inside native walls"),
@@ -42,8 +42,8 @@ const WALLED: [(Feature, &str); 5] = [
     (Feature::Pause, "stopping the workers"),
 ];
 
-/// What it does not offer, and what does.
-const ABSENT: [(Feature, &str, &str); 13] = [
+/// Features that this backend does not offer, and what to use instead.
+const MISSING_FEATURES: [(Feature, &str, &str); 13] = [
     (
         Feature::HostImage,
         "the host's programs are not WebAssembly",
@@ -65,7 +65,7 @@ const ABSENT: [(Feature, &str, &str); 13] = [
 ];
 
 /// The smallest program there is.
-const NOTHING: &[u8] = b"(module (func (export \"_start\")))";
+const EMPTY_PROGRAM: &[u8] = b"(module (func (export \"_start\")))";
 
 /// What is there, given what was measured of the walls around the workers, if there are to be any.
 pub(super) fn measure(
@@ -76,28 +76,28 @@ pub(super) fn measure(
     let missing = walls.and_then(|walls| walls.unavailable.as_ref());
     if let Some((reason, remedy)) = missing.filter(|_| !walls_may_lack) {
         let reason = format!("no walls for its workers: {reason}");
-        return Capabilities::unavailable(NAME, BOUNDARY, reason, remedy);
+        return Capabilities::unavailable(NAME, WASM_BOUNDARY, reason, remedy);
     }
     let walled = walls.is_some() && missing.is_none();
     let machine = shared.machines.get(Mode::Plain);
     let loads = machine.is_some_and(|machine| {
-        shared.library.load(&machine, Data::from_static(NOTHING).into()).is_ok()
+        shared.library.load(&machine, Data::from_static(EMPTY_PROGRAM).into()).is_ok()
     });
     if !loads {
         let reason = "no code can be compiled for this processor, or memory made executable";
         let remedy = "use a machine that lets programs make memory executable";
-        return Capabilities::unavailable(NAME, BOUNDARY, reason, remedy);
+        return Capabilities::unavailable(NAME, WASM_BOUNDARY, reason, remedy);
     }
-    let mut all = Capabilities::none(NAME, BOUNDARY);
-    for (feature, by) in MACHINE {
+    let mut all = Capabilities::none(NAME, WASM_BOUNDARY);
+    for (feature, by) in VM_FEATURES {
         all = all.with(feature, Support::full(by));
     }
     if walled {
-        for (feature, by) in WALLED {
+        for (feature, by) in WORKER_FEATURES {
             all = all.with(feature, Support::full(by));
         }
     }
-    for (feature, reason, remedy) in ABSENT {
+    for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     all.with(Feature::ProcessLimit, processes())

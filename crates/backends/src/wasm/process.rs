@@ -9,12 +9,12 @@ use stockade_core::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// How much output waits for a reader, in pieces.
-const OUTPUT: usize = 32;
-/// How much input waits for the program, in pieces.
-const INPUT: usize = 16;
-/// The largest piece of input.
-const PIECE: usize = 64 << 10;
+/// Output queue length, in chunks that wait for a reader.
+const OUTPUT_QUEUE_LENGTH: usize = 32;
+/// Input queue length, in chunks that wait for the program.
+const INPUT_QUEUE_LENGTH: usize = 16;
+/// Largest chunk of input.
+const INPUT_CHUNK_BYTES: usize = 64 << 10;
 
 /// The program's side.
 pub(super) struct Inside {
@@ -56,11 +56,11 @@ impl Handle {
 
 /// A new process: the engine's side, the program's and the sandbox's.
 pub(super) fn pair(reads: bool) -> (Process, Inside, Handle) {
-    let (events, events_out) = mpsc::channel(OUTPUT);
+    let (events, events_out) = mpsc::channel(OUTPUT_QUEUE_LENGTH);
     let (exit, exit_out) = oneshot::channel();
     let (killed, killed_out) = watch::channel(false);
     let (present, gone) = watch::channel(());
-    let (input, input_out) = mpsc::channel(INPUT);
+    let (input, input_out) = mpsc::channel(INPUT_QUEUE_LENGTH);
     let input = reads.then_some(input);
     let handle = Handle { killed: Arc::new(killed), gone };
     let control = Control { handle: handle.clone(), input: Mutex::new(input) };
@@ -120,7 +120,7 @@ impl ProcessControl for Control {
     async fn write_stdin(&self, mut data: Data) -> Result<()> {
         let Some(input) = self.input().clone() else { return Ok(()) };
         while !data.is_empty() {
-            let piece = data.split_to(data.len().min(PIECE));
+            let piece = data.split_to(data.len().min(INPUT_CHUNK_BYTES));
             // A program that has ended reads nothing more.
             if input.send(piece).await.is_err() {
                 break;

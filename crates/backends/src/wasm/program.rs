@@ -17,8 +17,8 @@ use super::code;
 use super::engine::{Machine, Mode};
 use super::state::State;
 
-/// How many programs are kept warm.
-const WARM: usize = 64;
+/// Compiled programs kept in memory.
+const MAX_WARM_PROGRAMS: usize = 64;
 
 /// A digest of a program.
 pub(super) type Hash = [u8; 32];
@@ -85,7 +85,7 @@ impl Library {
         let program = Arc::new(self.prepare(machine, &binary, &hash)?);
         let mut warm = self.warm();
         warm.push_back((machine.mode, hash, Arc::clone(&program)));
-        if warm.len() > WARM {
+        if warm.len() > MAX_WARM_PROGRAMS {
             warm.pop_front();
         }
         Ok(program)

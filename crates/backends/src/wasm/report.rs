@@ -10,10 +10,10 @@ use stockade_core::{Bytes, Exit, ExitStatus, LimitKind, Signal, StartFailure};
 
 use super::engine::Mode;
 
-/// Where everything that is the worker's lies inside its walls.
-pub(super) const HOME: &str = "/stockade";
-/// The longest answer that is read.
-const LONGEST: u64 = 16 << 10;
+/// Directory of the worker's own files inside its walls.
+pub(super) const WORKER_DIR: &str = "/stockade";
+/// Longest answer that is read.
+const MAX_ANSWER_BYTES: u64 = 16 << 10;
 /// The longest order that is read.
 const LONGEST_ORDER: u64 = 64 << 20;
 
@@ -24,7 +24,7 @@ pub(super) struct Order {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
     pub mode: Way,
-    /// The digest of the code in [`HOME`], which must be that and no other.
+    /// The digest of the code in [`WORKER_DIR`], which must be that and no other.
     pub code: String,
     /// The name of the file for the answer.
     pub answer: String,
@@ -131,7 +131,7 @@ impl Answer {
 
     /// The answer in a file, if there is one and it is whole. Follows no link.
     pub(super) fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&super::cache::read(path, LONGEST).ok()?).ok()
+        serde_json::from_slice(&super::cache::read(path, MAX_ANSWER_BYTES).ok()?).ok()
     }
 
     /// Puts it into what the walls themselves saw of the end.

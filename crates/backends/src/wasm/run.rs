@@ -11,15 +11,15 @@ use wasmtime_wasi::filesystem::WasiFilesystemView;
 use wasmtime_wasi::{I32Exit, WasiCtxBuilder, WasiView};
 
 use super::account::Account;
-use super::engine::{Machine, Mode, SLICE};
+use super::engine::{Machine, Mode, TIME_SLICE_TICKS};
 use super::fixed;
 use super::lane::Lane;
 use super::openings::Openings;
 use super::program::Program;
-use super::state::{Descriptors, Meter, STREAMS, State, Stop};
+use super::state::{Descriptors, Meter, STDIO_STREAMS, State, Stop};
 
-/// Everything that a component holds of the host at once: files, streams, things to wait for.
-const RESOURCES: usize = 100_000;
+/// Host resources that a component may hold at once: files, streams, pollables.
+const MAX_HOST_RESOURCES: usize = 100_000;
 
 /// What a program is given.
 pub(super) struct Job {
@@ -66,7 +66,7 @@ pub(super) async fn run(
 pub(super) fn store(machine: &Machine, job: Job) -> Store<State> {
     let Job { argv, env, openings, limits, account, lane, streams } = job;
     let fixed = machine.mode == Mode::Fixed;
-    let given = openings.count() + STREAMS;
+    let given = openings.count() + STDIO_STREAMS;
     let wasi = wasi(&argv, &env, openings, streams, fixed);
     let meter = Meter::start(account, lane, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
@@ -74,24 +74,24 @@ pub(super) fn store(machine: &Machine, job: Job) -> Store<State> {
         &machine.engine,
         State { wasi, meter, descriptors, fixed, ended: Arc::default() },
     );
-    store.data_mut().ctx().table.set_max_capacity(RESOURCES);
+    store.data_mut().ctx().table.set_max_capacity(MAX_HOST_RESOURCES);
     store.limiter_async(|state| &mut state.meter);
     if machine.mode.counts() {
         // The machine counts, so that setting it cannot fail.
         let _ = store.set_fuel(limits.fuel.unwrap_or(u64::MAX));
     }
     store.set_epoch_deadline(1);
-    store.epoch_deadline_callback(|context| look(&context.data().meter));
+    store.epoch_deadline_callback(|context| check_epoch_tick(&context.data().meter));
     store
 }
 
 /// At every tick: whether the program may go on, and when.
-fn look(meter: &Meter) -> Result<UpdateDeadline, Error> {
+fn check_epoch_tick(meter: &Meter) -> Result<UpdateDeadline, Error> {
     meter.check()?;
     Ok(match meter.account.paused() {
-        None => UpdateDeadline::Yield(SLICE),
+        None => UpdateDeadline::Yield(TIME_SLICE_TICKS),
         Some(mut paused) => UpdateDeadline::YieldCustom(
-            SLICE,
+            TIME_SLICE_TICKS,
             Box::pin(async move {
                 // An account that is gone pauses nobody.
                 let _ = paused.wait_for(|paused| !*paused).await;
@@ -166,9 +166,9 @@ pub(super) fn judge(phase: Phase, error: &Error, meter: &Meter) -> ExitStatus {
 /// A trap as the signal that the same mistake brings about in a program of the host's own kind.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else it comes to know aborts")]
 fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
-    const ABORTED: Signal = Signal(6);
-    const ARITHMETIC: Signal = Signal(8);
-    const SEGMENT: Signal = Signal(11);
+    const SIGABRT: Signal = Signal(6);
+    const SIGFPE: Signal = Signal(8);
+    const SIGSEGV: Signal = Signal(11);
     match trap {
         Trap::OutOfFuel => ExitStatus::LimitExceeded(LimitKind::Fuel),
         // Most programs give up where they get no memory; the limit is why.
@@ -182,12 +182,12 @@ fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
         | Trap::IndirectCallToNull
         | Trap::BadSignature
         | Trap::NullReference
-        | Trap::ArrayOutOfBounds => ExitStatus::Signalled(SEGMENT),
+        | Trap::ArrayOutOfBounds => ExitStatus::Signalled(SIGSEGV),
         Trap::IntegerOverflow | Trap::IntegerDivisionByZero | Trap::BadConversionToInteger => {
-            ExitStatus::Signalled(ARITHMETIC)
+            ExitStatus::Signalled(SIGFPE)
         }
         // Unreachable code, and whatever else the machine comes to know.
-        _ => ExitStatus::Signalled(ABORTED),
+        _ => ExitStatus::Signalled(SIGABRT),
     }
 }
 

@@ -28,11 +28,11 @@ use crate::linux::running::left_behind;
 /// How long a program may take to end that was told to; compiling cannot be interrupted.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How often a program's sandbox is looked for.
-const LOOK: Duration = Duration::from_millis(250);
+/// Poll interval for the existence of a program's sandbox.
+const SANDBOX_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The largest program that is put together on its caller's thread.
-const SMALL: usize = 1 << 20;
+/// Largest program that is instantiated on its caller's thread.
+const INLINE_PROGRAM_BYTES: usize = 1 << 20;
 
 /// The programs of a sandbox that have not ended.
 #[derive(Default)]
@@ -231,7 +231,7 @@ impl Plan {
     fn at_hand(&self, name: &str) -> Option<(Arc<Machine>, Arc<Program>)> {
         let shared = &self.body.shared;
         let known = shared.modules.get(name).filter(|_| !name.contains('/'))?;
-        if known.bytes.len() > SMALL {
+        if known.bytes.len() > INLINE_PROGRAM_BYTES {
             return None;
         }
         let program = shared.library.recall(self.mode(), &known.hash)?;
@@ -284,7 +284,7 @@ impl Plan {
 /// Waits until somebody who has no handle takes the sandbox away, which they do by its files.
 async fn taken_away(private: &Path) -> ExitStatus {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(SANDBOX_POLL_INTERVAL).await;
         if !private.exists() {
             return ExitStatus::Lost("its sandbox was taken away".into());
         }

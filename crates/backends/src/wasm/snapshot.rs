@@ -15,10 +15,10 @@ use super::NAME;
 use super::tree::{Place, Tree};
 use crate::across::tree::{self, Side};
 
-/// Where what is brought back waits until all of it is there.
-const STAGE: &str = ".stockade-restored";
+/// Staging directory: restored files wait there until all of them have arrived.
+const STAGING_DIR_NAME: &str = ".stockade-restored";
 
-const DIRECTORY: OFlags =
+const OPEN_DIR_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Captures every directory of the sandbox that can be written to.
@@ -56,7 +56,7 @@ pub(super) fn bring_back(tree: &Tree, from: &Parts, most: u64) -> Result<()> {
         Ok(())
     });
     for place in writable(tree) {
-        let _ = open(&place.host).and_then(|dir| remove(&dir, &CString::new(STAGE)?));
+        let _ = open(&place.host).and_then(|dir| remove(&dir, &CString::new(STAGING_DIR_NAME)?));
     }
     swapped
 }
@@ -65,15 +65,15 @@ pub(super) fn bring_back(tree: &Tree, from: &Parts, most: u64) -> Result<()> {
 fn stage(place: &Place, from: &Parts, most: u64) -> Result<()> {
     let failed = |error: io::Error| failed("restore", "the files cannot be unpacked").source(error);
     let dir = open(&place.host).map_err(failed)?;
-    CString::new(STAGE)
+    CString::new(STAGING_DIR_NAME)
         .map_err(io::Error::from)
         .and_then(|name| remove(&dir, &name))
         .map_err(failed)?;
-    mkdirat(&dir, STAGE, Mode::RWXU).map_err(|errno| failed(errno.into()))?;
+    mkdirat(&dir, STAGING_DIR_NAME, Mode::RWXU).map_err(|errno| failed(errno.into()))?;
     // What had no such place had nothing in it.
     let Ok(part) = from.get(&part(place)) else { return Ok(()) };
     let archive = File::open(part).map_err(failed)?;
-    let taken = tree::Tree::open(&place.host.join(STAGE), Side::Far, most)
+    let taken = tree::Tree::open(&place.host.join(STAGING_DIR_NAME), Side::Far, most)
         .map_err(tree::TreeError::from)
         .and_then(|mut tree| tree.take(archive));
     taken.map(drop).map_err(|error| failed(io::Error::other(error)))
@@ -83,15 +83,15 @@ fn stage(place: &Place, from: &Parts, most: u64) -> Result<()> {
 fn swap(place: &Place) -> io::Result<()> {
     let dir = open(&place.host)?;
     for name in names(&dir)? {
-        if name.to_bytes() != STAGE.as_bytes() {
+        if name.to_bytes() != STAGING_DIR_NAME.as_bytes() {
             remove(&dir, &name)?;
         }
     }
-    let staged = openat(&dir, STAGE, DIRECTORY, Mode::empty())?;
+    let staged = openat(&dir, STAGING_DIR_NAME, OPEN_DIR_FLAGS, Mode::empty())?;
     for name in names(&staged)? {
         renameat(&staged, &name, &dir, &name)?;
     }
-    Ok(unlinkat(&dir, STAGE, AtFlags::REMOVEDIR)?)
+    Ok(unlinkat(&dir, STAGING_DIR_NAME, AtFlags::REMOVEDIR)?)
 }
 
 fn writable(tree: &Tree) -> impl Iterator<Item = &Place> {
@@ -108,7 +108,7 @@ fn failed(operation: &'static str, what: &str) -> Error {
 }
 
 fn open(path: &Path) -> io::Result<OwnedFd> {
-    Ok(openat(CWD, path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())?)
+    Ok(openat(CWD, path, OPEN_DIR_FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())?)
 }
 
 fn names(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {

@@ -12,21 +12,21 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{WasiCtxView, WasiView, async_trait};
 
 use super::account::Account;
-use super::check::TABLE;
+use super::check::MAX_TABLE_ENTRIES;
 use super::engine::LARGEST_MEMORY;
 use super::lane::Lane;
 
-/// What an element of a table takes.
-const ELEMENT: u64 = 16;
-/// The most instances, memories and tables that one program is made of.
-const PARTS: usize = 256;
+/// Memory that one table element takes.
+const TABLE_ELEMENT_BYTES: u64 = 16;
+/// Limit of each of a program's instances, memories and tables.
+const MAX_PROGRAM_PARTS: usize = 256;
 
-/// How much memory a program may have on its caller's thread: filling all of it is one instruction,
-/// which is not interrupted.
-const SMALL: u64 = 8 << 20;
+/// Memory of a program up to which it may stay on its caller's thread: filling all of it is one
+/// instruction, which is not interrupted.
+const INLINE_MEMORY_BYTES: u64 = 8 << 20;
 
-/// Input, output and errors.
-pub(super) const STREAMS: usize = 3;
+/// Number of standard streams: input, output and errors.
+pub(super) const STDIO_STREAMS: usize = 3;
 
 /// One running program.
 pub(super) struct State {
@@ -54,7 +54,7 @@ impl State {
     /// Whether a component may open no further file.
     pub(super) fn is_full(&mut self) -> bool {
         let files = self.wasi.ctx().table.iter_mut().filter(|entry| entry.is::<Descriptor>());
-        files.count() + STREAMS >= self.descriptors.most
+        files.count() + STDIO_STREAMS >= self.descriptors.most
     }
 }
 
@@ -184,7 +184,7 @@ impl Meter {
 
     /// A program that has grown large leaves its caller's thread.
     async fn settle(&self) {
-        if self.held > SMALL {
+        if self.held > INLINE_MEMORY_BYTES {
             self.lane.alone().await;
         }
     }
@@ -215,22 +215,22 @@ impl ResourceLimiterAsync for Meter {
         then: usize,
         most: Option<usize>,
     ) -> Result<bool> {
-        let largest = usize::try_from(TABLE).unwrap_or(usize::MAX);
-        let granted = self.grow((now, then), most, largest, ELEMENT);
+        let largest = usize::try_from(MAX_TABLE_ENTRIES).unwrap_or(usize::MAX);
+        let granted = self.grow((now, then), most, largest, TABLE_ELEMENT_BYTES);
         self.settle().await;
         Ok(granted)
     }
 
     fn instances(&self) -> usize {
-        PARTS
+        MAX_PROGRAM_PARTS
     }
 
     fn tables(&self) -> usize {
-        PARTS
+        MAX_PROGRAM_PARTS
     }
 
     fn memories(&self) -> usize {
-        PARTS
+        MAX_PROGRAM_PARTS
     }
 }
 

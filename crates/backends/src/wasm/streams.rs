@@ -13,8 +13,8 @@ use wasmtime_wasi::async_trait;
 use wasmtime_wasi::cli::{IsTerminal, StdinStream, StdoutStream};
 use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, StreamResult};
 
-/// The largest piece of output.
-const PIECE: usize = 64 << 10;
+/// Largest chunk of output.
+const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 
 /// Where output goes.
 #[derive(Clone)]
@@ -84,7 +84,7 @@ impl OutputStream for Writer {
                 Err(TrySendError::Closed(_)) => return Err(StreamError::Closed),
             }
         }
-        Ok(PIECE)
+        Ok(OUTPUT_CHUNK_BYTES)
     }
 }
 

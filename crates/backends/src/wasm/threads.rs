@@ -15,10 +15,10 @@ use tokio::task::unconstrained;
 
 use super::lane::Lane;
 
-/// How many wait for the next program.
-const IDLE: usize = 64;
-/// Compiling recurses; the program itself has a stack of its own.
-const STACK: usize = 4 << 20;
+/// Idle threads kept for the next program.
+const MAX_IDLE_THREADS: usize = 64;
+/// Stack of a thread: compiling recurses; the program itself has a stack of its own.
+const THREAD_STACK_BYTES: usize = 4 << 20;
 
 /// The umask of programs, as that of every other backend's guests.
 const GUESTS_UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
@@ -63,7 +63,7 @@ impl Threads {
             }
         }
         let idle = Arc::downgrade(&self.0);
-        let thread = std::thread::Builder::new().name("wasm".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("wasm".into()).stack_size(THREAD_STACK_BYTES);
         let runtime = Builder::new_current_thread().enable_time().build()?;
         thread.spawn(move || serve(&runtime, task, &idle)).map(drop)
     }
@@ -96,7 +96,7 @@ fn wait(idle: &Weak<Idle>) -> Option<Task> {
     {
         let idle = idle.upgrade()?;
         let mut idle = lock(&idle);
-        if idle.len() >= IDLE {
+        if idle.len() >= MAX_IDLE_THREADS {
             return None;
         }
         idle.push(sender);

@@ -18,15 +18,16 @@ use super::NAME;
 use crate::linux::paths::{self, resolve};
 use crate::linux::running::left_behind;
 
-/// What the names of private directories begin with.
-const PREFIX: &str = "stockade-wasm-";
-/// Where they lie, the first that can be written to: the same for every process, whatever its environment
-/// says, so that each finds what another has left. Everybody's, so that the owner tells whose is whose.
-const BASES: [&str; 2] = ["/tmp", "/var/tmp"];
-/// How many places are not mounts.
-const OWN: usize = 2;
-/// Where temporary files lie.
-pub(super) const TEMPORARY: &str = "/tmp";
+/// Name prefix of private directories.
+const PRIVATE_DIR_PREFIX: &str = "stockade-wasm-";
+/// Parents of private directories; the first writable one is used. The same for every process, whatever its
+/// environment says, so that each finds what another has left. World-writable, so that the owner tells whose
+/// is whose.
+const PRIVATE_DIR_BASES: [&str; 2] = ["/tmp", "/var/tmp"];
+/// Number of places that are not mounts: the workspace and the temporary directory.
+const OWN_PLACES: usize = 2;
+/// Temporary directory inside the sandbox.
+pub(super) const TEMP_DIR: &str = "/tmp";
 
 /// One directory of the host, where the sandbox sees it.
 pub(super) struct Place {
@@ -50,7 +51,7 @@ impl Tree {
     pub(super) fn make(id: &SandboxId, spec: &SandboxSpec, cache: Option<&Path>) -> Result<Self> {
         let bases: Vec<PathBuf> = bases().collect();
         let cache = cache.and_then(|cache| cache.canonicalize().ok());
-        bases.iter().chain(&cache).try_for_each(|kept| exposed(spec, kept))?;
+        bases.iter().chain(&cache).try_for_each(|kept| check_not_exposed(spec, kept))?;
         let private = private(&bases, id).map_err(unusable)?;
         for part in ["workspace", "tmp"] {
             let made = DirBuilder::new().mode(0o700).create(private.join(part));
@@ -59,7 +60,7 @@ impl Tree {
         let workspace = workspace(spec, &private)?;
         let mut places = vec![
             Place::open("workspace", WORKSPACE_ROOT, workspace, spec.read_only)?,
-            Place::open("tmp", TEMPORARY, private.join("tmp"), false)?,
+            Place::open("tmp", TEMP_DIR, private.join("tmp"), false)?,
         ];
         for mount in &spec.mounts {
             let source = resolve(&NAME, "mounts", &mount.source)?;
@@ -70,7 +71,7 @@ impl Tree {
 
     /// Those that are the sandbox's own: the workspace and what is temporary.
     pub(super) fn own(&self) -> impl Iterator<Item = &Place> {
-        self.places.iter().take(OWN)
+        self.places.iter().take(OWN_PLACES)
     }
 
     pub(super) fn workspace(&self) -> &Place {
@@ -128,14 +129,14 @@ fn workspace(spec: &SandboxSpec, private: &Path) -> Result<PathBuf> {
 
 /// The bases there are, without any symbolic link in the way.
 fn bases() -> impl Iterator<Item = PathBuf> {
-    BASES.into_iter().filter_map(|base| fs::canonicalize(base).ok())
+    PRIVATE_DIR_BASES.into_iter().filter_map(|base| fs::canonicalize(base).ok())
 }
 
 /// Makes the private directory of a sandbox.
 fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
     let mut failed = io::Error::from(io::ErrorKind::NotFound);
     for base in bases {
-        let path = base.join(format!("{PREFIX}{id}"));
+        let path = base.join(format!("{PRIVATE_DIR_PREFIX}{id}"));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
             Err(error) => failed = error,
@@ -148,7 +149,7 @@ fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
 pub(super) fn ids() -> Vec<SandboxId> {
     let entries = bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
     let ours = entries.filter(|entry| is_own(entry.metadata()));
-    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok())
+    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PRIVATE_DIR_PREFIX)?.parse().ok())
         .collect()
 }
 
@@ -159,7 +160,7 @@ fn is_own(found: io::Result<fs::Metadata>) -> bool {
 
 /// Removes what is there of one. What another user has put there under its name is no part of it.
 pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    let paths = bases().map(|base| base.join(format!("{PREFIX}{id}")));
+    let paths = bases().map(|base| base.join(format!("{PRIVATE_DIR_PREFIX}{id}")));
     let mut paths = paths.filter(|path| is_own(fs::symlink_metadata(path)));
     let removed = paths.try_for_each(|path| stockade_launcher::clear(&path));
     removed.map_err(|error| {
@@ -168,7 +169,7 @@ pub(super) fn remove(id: &SandboxId) -> Result<()> {
 }
 
 /// Private files must not lie where the guest of any sandbox could reach them.
-fn exposed(spec: &SandboxSpec, kept: &Path) -> Result<()> {
+fn check_not_exposed(spec: &SandboxSpec, kept: &Path) -> Result<()> {
     let workspace = match &spec.workspace {
         Workspace::Local(path) => Some(("workspace", path)),
         Workspace::Ephemeral | Workspace::Overlay(_) => None,

@@ -15,39 +15,39 @@ use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::cli::OutputFile;
 
 use super::account::Account;
-use super::check::{self, Kind, LARGEST, Unfit};
+use super::check::{self, Kind, MAX_PROGRAM_BYTES, Unfit};
 use super::code::Trusted;
 use super::engine::{Machines, Supply};
 use super::lane::Lane;
 use super::ledger::Ledger;
 use super::openings::{Opening, Openings};
 use super::program;
-use super::report::{Answer, HOME, Order, Way};
+use super::report::{Answer, WORKER_DIR, Order, Way};
 use super::run::{self, Job};
 use super::{cache, find, ledger};
 
 /// The worker's own exit codes; a program's is in its answer.
-const DONE: i32 = 0;
-const MISUSED: i32 = 2;
-pub(super) const MALFORMED: i32 = 3;
-pub(super) const TOO_MUCH: i32 = 4;
+const EXIT_DONE: i32 = 0;
+const EXIT_MISUSED: i32 = 2;
+pub(super) const EXIT_MALFORMED: i32 = 3;
+pub(super) const EXIT_TOO_MUCH: i32 = 4;
 
 /// Does what the arguments say: `compile MODE`, or `run`, which reads its order from its input. Answers
 /// the code to exit with.
 pub fn worker(mut arguments: impl Iterator<Item = String>) -> i32 {
     match arguments.next().as_deref() {
-        Some("compile") => arguments.next().map_or(MISUSED, |way| compile(&way)),
-        Some("run") => Order::receive(std::io::stdin()).map_or(MISUSED, run),
-        Some(_) | None => MISUSED,
+        Some("compile") => arguments.next().map_or(EXIT_MISUSED, |way| compile(&way)),
+        Some("run") => Order::receive(std::io::stdin()).map_or(EXIT_MISUSED, run),
+        Some(_) | None => EXIT_MISUSED,
     }
 }
 
 /// A module on standard input, its code on standard output: one byte for its kind, then the code.
 fn compile(way: &str) -> i32 {
-    let Ok(way) = serde_json::from_value::<Way>(way.into()) else { return MISUSED };
+    let Ok(way) = serde_json::from_value::<Way>(way.into()) else { return EXIT_MISUSED };
     let mut given = Vec::new();
-    if std::io::stdin().take(LARGEST + 1).read_to_end(&mut given).is_err() {
-        return MISUSED;
+    if std::io::stdin().take(MAX_PROGRAM_BYTES + 1).read_to_end(&mut given).is_err() {
+        return EXIT_MISUSED;
     }
     let compiled = check::binary(given.into()).and_then(|binary| {
         let kind = check::look(&binary)?;
@@ -56,29 +56,30 @@ fn compile(way: &str) -> i32 {
         program::compile_only(&machine, kind, &binary).map(|code| (kind, code))
     });
     let (code, said) = match compiled {
-        Ok((kind, code)) => (DONE, [vec![tag(kind)], code].concat()),
-        Err(Unfit::Malformed(why)) => (MALFORMED, why.into_bytes()),
-        Err(Unfit::TooMuch(why)) => (TOO_MUCH, why.into_bytes()),
+        Ok((kind, code)) => (EXIT_DONE, [vec![tag(kind)], code].concat()),
+        Err(Unfit::Malformed(why)) => (EXIT_MALFORMED, why.into_bytes()),
+        Err(Unfit::TooMuch(why)) => (EXIT_TOO_MUCH, why.into_bytes()),
     };
     let mut out = std::io::stdout();
-    if out.write_all(&said).and_then(|()| out.flush()).is_err() { MISUSED } else { code }
+    if out.write_all(&said).and_then(|()| out.flush()).is_err() { EXIT_MISUSED } else { code }
 }
 
-const CORE: u8 = b'm';
-const COMPONENT: u8 = b'c';
+/// Tag byte before the code: which kind of program it is.
+const CORE_TAG: u8 = b'm';
+const COMPONENT_TAG: u8 = b'c';
 
 fn tag(kind: Kind) -> u8 {
     match kind {
-        Kind::Core => CORE,
-        Kind::Component => COMPONENT,
+        Kind::Core => CORE_TAG,
+        Kind::Component => COMPONENT_TAG,
     }
 }
 
 /// What a compiler's answer begins with.
 pub(super) fn kind(tag: u8) -> Option<Kind> {
     match tag {
-        CORE => Some(Kind::Core),
-        COMPONENT => Some(Kind::Component),
+        CORE_TAG => Some(Kind::Core),
+        COMPONENT_TAG => Some(Kind::Component),
         _ => None,
     }
 }
@@ -98,11 +99,11 @@ fn run(order: Order) -> i32 {
     let written = serde_json::to_vec(&answer)
         .map_err(std::io::Error::from)
         .and_then(|text| std::fs::write(path, text));
-    if written.is_ok() { DONE } else { MISUSED }
+    if written.is_ok() { EXIT_DONE } else { EXIT_MISUSED }
 }
 
 fn answers() -> PathBuf {
-    Path::new(HOME).join("answers")
+    Path::new(WORKER_DIR).join("answers")
 }
 
 fn perform(mut order: Order, limits: Limits) -> Result<Exit, StartFailure> {
@@ -114,7 +115,7 @@ fn perform(mut order: Order, limits: Limits) -> Result<Exit, StartFailure> {
     let program =
         program::revive(&machine, kind, &code).map_err(|unfit| find::refused(&name, &unfit))?;
     let account = match order.disk {
-        true => Ledger::open(&answers().join(ledger::NAME))
+        true => Ledger::open(&answers().join(ledger::LEDGER_FILE_NAME))
             .map(|ledger| Account::shared(&limits, ledger))
             .map_err(|error| lacking(&error.to_string()))?,
         false => Account::new(&limits),
@@ -135,8 +136,8 @@ fn perform(mut order: Order, limits: Limits) -> Result<Exit, StartFailure> {
 
 /// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
 fn code(order: &Order) -> Result<(Kind, Trusted), StartFailure> {
-    let path = Path::new(HOME).join("code").join(&order.code);
-    let whole = cache::read(&path, cache::LARGEST)
+    let path = Path::new(WORKER_DIR).join("code").join(&order.code);
+    let whole = cache::read(&path, cache::MAX_ENTRY_BYTES)
         .map_err(|error| StartFailure::NoResources(error.to_string()))?;
     let same = cache::hex(&Sha256::digest(&whole)) == order.code;
     match whole.split_first() {

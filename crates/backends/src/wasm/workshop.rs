@@ -19,21 +19,23 @@ use super::check::Unfit;
 use super::engine::Mode;
 use super::process::Present;
 use super::program::Given;
-use super::report::{HOME, Way};
+use super::report::{WORKER_DIR, Way};
 use super::{NAME, find, worker};
 use crate::linux;
 use crate::native::Native;
 
-/// What compiling may take.
-const MEMORY: Bytes = Bytes(4 << 30);
-const PROCESSOR: Span = Span::secs(240);
-const DEADLINE: Duration = Duration::from_secs(240);
-/// How many work at once, where there are that many processors.
-const COMPILERS: usize = 4;
-/// The most code that is taken from a compiler.
-const CODE: usize = 500 << 20;
-/// The most of its complaints.
-const COMPLAINT: usize = 4096;
+/// Memory limit of one compilation.
+const COMPILE_MEMORY_LIMIT: Bytes = Bytes(4 << 30);
+/// Processor time limit of one compilation.
+const COMPILE_CPU_LIMIT: Span = Span::secs(240);
+/// Wall-clock timeout of one compilation.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(240);
+/// Compilers at once, where there are that many processors.
+const MAX_COMPILERS: usize = 4;
+/// Most code that is read from a compiler.
+const MAX_CODE_BYTES: usize = 500 << 20;
+/// Most bytes of a compiler's diagnostics that are kept.
+const MAX_DIAGNOSTIC_BYTES: usize = 4096;
 
 /// A program that takes the worker's part: itself, and the arguments by which it knows.
 #[derive(Debug, Clone)]
@@ -47,7 +49,7 @@ pub struct Worker {
 impl Worker {
     /// The command that makes it do something.
     pub(super) fn command(&self, args: impl IntoIterator<Item = String>) -> Command {
-        let program = format!("{HOME}/worker");
+        let program = format!("{WORKER_DIR}/worker");
         Command::program([program].into_iter().chain(self.role.iter().cloned()).chain(args))
     }
 
@@ -61,7 +63,7 @@ impl Worker {
 pub(super) fn mount(source: PathBuf, name: &str, read_only: bool) -> Result<Mount> {
     let wrong = |message: String| Error::new(ErrorCode::Invalid, "create", message).backend(NAME);
     let source = HostPath::try_from(source).map_err(|error| wrong(error.to_string()))?;
-    let target = format!("{HOME}/{name}").parse().map_err(|error| wrong(format!("{error}")))?;
+    let target = format!("{WORKER_DIR}/{name}").parse().map_err(|error| wrong(format!("{error}")))?;
     Ok(Mount { source, target, read_only })
 }
 
@@ -76,7 +78,7 @@ pub(super) struct Walls {
 impl Walls {
     pub(super) fn new(worker: Worker) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let compilers = Arc::new(Semaphore::new(cores.min(COMPILERS)));
+        let compilers = Arc::new(Semaphore::new(cores.min(MAX_COMPILERS)));
         Self { native: Arc::new(Native::new()), worker, compilers }
     }
 }
@@ -110,7 +112,7 @@ pub(super) async fn code(
     Ok(code)
 }
 
-fn gone() -> Error {
+fn compiler_gone() -> Error {
     Error::new(ErrorCode::System, "compile", "the compiler is gone").backend(NAME)
 }
 
@@ -122,21 +124,21 @@ async fn compile(
     bytes: Data,
     present: Present,
 ) -> Result<Result<Vec<u8>, Unfit>> {
-    let turn = Arc::clone(&walls.compilers).acquire_owned().await.map_err(|_| gone())?;
+    let turn = Arc::clone(&walls.compilers).acquire_owned().await.map_err(|_| compiler_gone())?;
     let walls = Arc::clone(walls);
     let (wanted, forsaken) = oneshot::channel::<()>();
     let compiling = tokio::spawn(async move {
         let id = linux::trial_id();
         let compiled = tokio::select! {
             biased;
-            _ = forsaken => Err(gone()),
+            _ = forsaken => Err(compiler_gone()),
             compiled = in_walls(&walls, &id, mode, bytes) => compiled,
         };
         let destroyed = walls.native.destroy(&id).await;
         drop((turn, present));
         destroyed.and(compiled)
     });
-    let compiled = compiling.await.map_err(|_| gone());
+    let compiled = compiling.await.map_err(|_| compiler_gone());
     drop(wanted);
     compiled?
 }
@@ -149,15 +151,15 @@ async fn in_walls(
 ) -> Result<Result<Vec<u8>, Unfit>> {
     let spec = SandboxSpec {
         mounts: vec![walls.worker.mount()?],
-        limits: Limits { memory: Some(MEMORY), ..Limits::default() },
+        limits: Limits { memory: Some(COMPILE_MEMORY_LIMIT), ..Limits::default() },
         network: Network::None,
         ..SandboxSpec::default()
     };
     let sandbox = walls.native.create(id, &linux::provisional(NAME, &spec)?).await?;
-    ask(sandbox.as_ref(), &walls.worker, mode, bytes).await
+    request_compilation(sandbox.as_ref(), &walls.worker, mode, bytes).await
 }
 
-async fn ask(
+async fn request_compilation(
     sandbox: &dyn Sandbox,
     worker: &Worker,
     mode: Mode,
@@ -167,19 +169,19 @@ async fn ask(
     let way = way.as_ref().and_then(|way| way.as_str()).unwrap_or_default().to_owned();
     let mut command = worker.command(["compile".into(), way]);
     command.stdin = Stdin::Stream;
-    let limits = Limits { cpu_time: Some(PROCESSOR), ..Limits::defaults() };
+    let limits = Limits { cpu_time: Some(COMPILE_CPU_LIMIT), ..Limits::defaults() };
     let Process { mut events, control } = sandbox.spawn(&command, &limits).await?;
-    let answer = tokio::time::timeout(DEADLINE, async {
-        tokio::join!(feed(control.as_ref(), bytes), hear(events.as_mut())).1
+    let answer = tokio::time::timeout(COMPILE_TIMEOUT, async {
+        tokio::join!(feed(control.as_ref(), bytes), collect_output(events.as_mut())).1
     });
     let Ok((status, said)) = answer.await else {
         return Ok(Err(Unfit::TooMuch("takes too long to compile".into())));
     };
-    let complaint = || String::from_utf8_lossy(&said[..said.len().min(COMPLAINT)]).into_owned();
+    let complaint = || String::from_utf8_lossy(&said[..said.len().min(MAX_DIAGNOSTIC_BYTES)]).into_owned();
     match status {
-        ExitStatus::Exited(0) if said.len() <= CODE => Ok(Ok(said)),
-        ExitStatus::Exited(worker::MALFORMED) => Ok(Err(Unfit::Malformed(complaint()))),
-        ExitStatus::Exited(worker::TOO_MUCH) => Ok(Err(Unfit::TooMuch(complaint()))),
+        ExitStatus::Exited(0) if said.len() <= MAX_CODE_BYTES => Ok(Ok(said)),
+        ExitStatus::Exited(worker::EXIT_MALFORMED) => Ok(Err(Unfit::Malformed(complaint()))),
+        ExitStatus::Exited(worker::EXIT_TOO_MUCH) => Ok(Err(Unfit::TooMuch(complaint()))),
         ExitStatus::LimitExceeded(limit) => {
             Ok(Err(Unfit::TooMuch(format!("takes more {limit} to compile than it may"))))
         }
@@ -199,11 +201,11 @@ async fn feed(control: &dyn ProcessControl, bytes: Data) {
     let _ = control.close_stdin().await;
 }
 
-async fn hear(events: &mut dyn ProcessEvents) -> (ExitStatus, Vec<u8>) {
+async fn collect_output(events: &mut dyn ProcessEvents) -> (ExitStatus, Vec<u8>) {
     let mut said = Vec::new();
     loop {
         match events.next().await {
-            Some(ProcessEvent::Output(StreamId::Stdout, data)) if said.len() <= CODE => {
+            Some(ProcessEvent::Output(StreamId::Stdout, data)) if said.len() <= MAX_CODE_BYTES => {
                 said.extend_from_slice(&data);
             }
             Some(ProcessEvent::Output(..)) => {}

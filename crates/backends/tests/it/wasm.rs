@@ -13,7 +13,7 @@ use stockade_core::*;
 use stockade_engine::*;
 
 /// A program that prints `hi` and exits with 5.
-const PRINTS: &str = r#"(module
+const PRINT_PROGRAM: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write"
         (func $write (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
@@ -37,7 +37,7 @@ fn component(result: u32) -> String {
 }
 
 /// State in a memory, a global that nobody sees, and a table.
-const COUNTS: &str = r#"(module
+const COUNTER_MODULE: &str = r#"(module
     (memory 1)
     (global $seen (mut i32) (i32.const 0))
     (table $t 2 funcref)
@@ -60,7 +60,7 @@ const COUNTS: &str = r#"(module
     (func (export "spin") (loop (br 0))))"#;
 
 /// A component with a function of text and lists.
-const GREETS: &str = r#"(component
+const GREETER_COMPONENT: &str = r#"(component
     (core module $m
         (memory (export "memory") 1)
         (global $at (mut i32) (i32.const 1024))
@@ -120,11 +120,11 @@ async fn run(engine: &Engine, spec: SandboxSpec, command: Command) -> (Outcome, 
 
 #[tokio::test]
 async fn a_program_is_given_by_bytes_by_file_or_lies_in_the_workspace_in_text_or_binary() {
-    let (engine, state) = engine(Settings::default().with_module("given", PRINTS)).await;
+    let (engine, state) = engine(Settings::default().with_module("given", PRINT_PROGRAM)).await;
     let (outcome, out) = run(&engine, spec(), Command::program(["given"])).await;
     assert_eq!((outcome.ending, out.as_str()), (Ending::Exited(5), "hi\n"));
     let file = state.path().join("prog.wasm");
-    std::fs::write(&file, wat::parse_str(PRINTS).unwrap()).unwrap();
+    std::fs::write(&file, wat::parse_str(PRINT_PROGRAM).unwrap()).unwrap();
     let image = Image::Wasm(HostPath::try_from(file.clone()).unwrap());
     let by_file = SandboxSpec { image, ..spec() };
     for name in ["prog.wasm", "prog"] {
@@ -134,7 +134,7 @@ async fn a_program_is_given_by_bytes_by_file_or_lies_in_the_workspace_in_text_or
     let work = state.path().join("work");
     std::fs::create_dir_all(work.join("sub")).unwrap();
     std::fs::copy(&file, work.join("sub/binary")).unwrap();
-    std::fs::write(work.join("sub/text.wat"), PRINTS).unwrap();
+    std::fs::write(work.join("sub/text.wat"), PRINT_PROGRAM).unwrap();
     let workspace = Workspace::Local(HostPath::try_from(work).unwrap());
     let inside = SandboxSpec { workspace, ..spec() };
     for path in ["sub/binary", "./sub/text.wat", "/workspace/sub/binary"] {
@@ -174,7 +174,7 @@ async fn compiled_code_is_kept_and_a_tampered_entry_is_made_anew() {
     let cache = dir.path().join("cache");
     let ran = || async {
         let (engine, _state) =
-            engine(Settings::default().cached(&cache).with_module("p", PRINTS)).await;
+            engine(Settings::default().cached(&cache).with_module("p", PRINT_PROGRAM)).await;
         run(&engine, spec(), Command::program(["p"])).await.0.ending
     };
     assert_eq!(ran().await, Ending::Exited(5));
@@ -226,14 +226,14 @@ async fn memory_that_was_not_had_after_all_is_not_counted() {
 }
 
 /// A program that goes on forever.
-const SPINS: &str =
+const SPIN_PROGRAM: &str =
     r#"(module (memory (export "memory") 1) (func (export "_start") (loop (br 0))))"#;
 
 /// The second time a program is at hand and begins on its caller's thread, which is the only one here: that
 /// it comes back at all shows that the program has left.
 #[tokio::test(flavor = "current_thread")]
 async fn a_program_that_goes_on_leaves_its_callers_thread_and_ends_when_it_is_told_to() {
-    let wasm = Wasm::new(Settings::default().with_module("spins", SPINS));
+    let wasm = Wasm::new(Settings::default().with_module("spins", SPIN_PROGRAM));
     let admitted = admit(&spec(), &wasm.probe().await).unwrap();
     let id: SandboxId = "leaves".parse().unwrap();
     let sandbox = wasm.create(&id, &admitted).await.unwrap();
@@ -254,7 +254,7 @@ async fn what_would_show_private_files_is_refused_as_a_workspace_and_as_a_mount(
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");
     std::fs::create_dir(&cache).unwrap();
-    let settings = Settings::default().cached(&cache).with_module("p", PRINTS);
+    let settings = Settings::default().cached(&cache).with_module("p", PRINT_PROGRAM);
     let (engine, _state) = engine(settings).await;
     for shown in ["/", "/tmp", "/var/tmp", dir.path().to_str().unwrap()] {
         let source = HostPath::try_from(Path::new(shown).to_owned()).unwrap();
@@ -275,7 +275,7 @@ async fn what_would_show_private_files_is_refused_as_a_workspace_and_as_a_mount(
 async fn a_call_that_nobody_waits_for_is_held_to_its_time() {
     let wasm = Wasm::default();
     let short = Limits { wall_time: Some(Span::millis(300)), ..limits() };
-    let instance = wasm.instantiate(COUNTS.into(), &short, false).await.unwrap();
+    let instance = wasm.instantiate(COUNTER_MODULE.into(), &short, false).await.unwrap();
     let spinning = tokio::time::timeout(Duration::from_millis(1), instance.call("spin", &[]));
     assert!(spinning.await.is_err());
     let gone = instance.call("next", &[]).await.unwrap_err();
@@ -289,7 +289,7 @@ fn limits() -> Limits {
 #[tokio::test]
 async fn functions_are_called_many_times_with_typed_values() {
     let wasm = Wasm::default();
-    let instance = wasm.instantiate(COUNTS.into(), &limits(), false).await.unwrap();
+    let instance = wasm.instantiate(COUNTER_MODULE.into(), &limits(), false).await.unwrap();
     for expected in [11, 22, 33] {
         assert_eq!(instance.call("next", &[]).await.unwrap().values, [Val::S32(expected)]);
     }
@@ -311,7 +311,7 @@ async fn functions_are_called_many_times_with_typed_values() {
 #[tokio::test]
 async fn a_component_is_called_with_text_and_lists() {
     let wasm = Wasm::default();
-    let instance = wasm.instantiate(GREETS.into(), &limits(), false).await.unwrap();
+    let instance = wasm.instantiate(GREETER_COMPONENT.into(), &limits(), false).await.unwrap();
     assert_eq!(instance.functions().await.unwrap(), ["sum", "test:greets/texts#same"]);
     let sum = instance.call_text("sum", &["[1, 2, 4000000000]".into()]).await.unwrap();
     assert_eq!(sum.values, [Val::U64(4_000_000_003)]);
@@ -326,7 +326,7 @@ async fn a_component_is_called_with_text_and_lists() {
 #[tokio::test]
 async fn an_instance_is_captured_and_brought_back_as_it_was() {
     let wasm = Wasm::default();
-    let instance = wasm.instantiate(COUNTS.into(), &limits(), false).await.unwrap();
+    let instance = wasm.instantiate(COUNTER_MODULE.into(), &limits(), false).await.unwrap();
     instance.call("next", &[]).await.unwrap();
     let image = instance.capture().await.unwrap();
     assert_eq!(image.bytes(), 65_536);
@@ -339,7 +339,7 @@ async fn an_instance_is_captured_and_brought_back_as_it_was() {
         assert_eq!(instance.call("next", &[]).await.unwrap().values, [Val::S32(22)]);
         assert_eq!(instance.call("step", &[]).await.unwrap().values, [Val::S32(1)]);
     }
-    let other = wasm.instantiate(COUNTS.into(), &limits(), false).await.unwrap();
+    let other = wasm.instantiate(COUNTER_MODULE.into(), &limits(), false).await.unwrap();
     assert_eq!(other.bring_back(&image).await.unwrap_err().code(), ErrorCode::Invalid);
 }
 
@@ -355,7 +355,7 @@ async fn a_call_that_traps_or_takes_too_long_ends_its_instance_by_name() {
         ("spin", fuel, "fuel"),
         ("spin", cpu, "cpu-time"),
     ] {
-        let instance = wasm.instantiate(COUNTS.into(), &limits, false).await.unwrap();
+        let instance = wasm.instantiate(COUNTER_MODULE.into(), &limits, false).await.unwrap();
         let error = instance.call(function, &[]).await.unwrap_err();
         assert!(error.to_string().contains(told), "{function}: {error}");
         let gone = instance.call("next", &[]).await.unwrap_err();
@@ -408,7 +408,7 @@ async fn a_module_that_was_tampered_with_ends_in_an_outcome_and_harms_nobody() {
     spec.limits.wall_time = Some(Span::secs(5));
     let id = engine.create(spec).await.unwrap();
     let sandbox = engine.sandbox(&id).unwrap();
-    let seeds: Vec<Vec<u8>> = [PRINTS.to_owned(), COUNTS.into(), component(0), GREETS.into()]
+    let seeds: Vec<Vec<u8>> = [PRINT_PROGRAM.to_owned(), COUNTER_MODULE.into(), component(0), GREETER_COMPONENT.into()]
         .iter()
         .map(|text| wat::parse_str(text).unwrap())
         .collect();

@@ -19,11 +19,11 @@ use tokio::sync::{mpsc, oneshot};
 use crate::terminal;
 use typed::Heard;
 
-/// Questions that wait for the one that stands; more wait where they were raised.
-const WAITING: usize = 32;
-/// How long a question is shown before an answer is taken: who was about to answer the one before, or was
-/// typing something else, gets to see that this is another.
-const READING: Duration = Duration::from_secs(1);
+/// Length of the queue of questions behind the one that is shown; more wait where they were raised.
+const QUESTION_QUEUE_LENGTH: usize = 32;
+/// Time a question is shown before an answer is taken: a person who was about to answer the one before, or
+/// was typing something else, gets to see that this is another.
+const ANSWER_DELAY: Duration = Duration::from_secs(1);
 
 /// The person at the terminal.
 pub struct AtTerminal {
@@ -43,7 +43,7 @@ impl AtTerminal {
         if !typed::by_a_person() {
             return Ok(None);
         }
-        let (questions, asked) = mpsc::channel(WAITING);
+        let (questions, asked) = mpsc::channel(QUESTION_QUEUE_LENGTH);
         // Never joined: a terminal can hold it up for ever, and it ends with the process.
         let asking = std::thread::Builder::new().name("asking".into()).spawn(|| put_all(asked));
         asking.map_err(|error| {
@@ -73,19 +73,19 @@ fn put_all(mut questions: mpsc::Receiver<Open>) {
     while let Some(open) = questions.blocking_recv() {
         // Given up while another one stood: there is nothing to ask.
         if !open.answer.is_closed() {
-            let decision = put(&open);
+            let decision = put_question(&open);
             let _ = open.answer.send(decision);
         }
     }
 }
 
-fn put(open: &Open) -> Decision {
+fn put_question(open: &Open) -> Decision {
     if typed::elsewhere() {
         return no("the server runs in the background of its terminal");
     }
     let page = page::page(&open.question, usize::from(terminal::size().cols));
     show(&page.text);
-    let heard = typed::line(&open.withdrawn, READING, || show(prompt(page.whole)));
+    let heard = typed::line(&open.withdrawn, ANSWER_DELAY, || show(prompt(page.whole)));
     let (decision, said) = decide(heard);
     show(said);
     decision

@@ -4,12 +4,12 @@
 use stockade_core::Boundary;
 use stockade_tools::{NetworkFact, Programs, Question};
 
-const MARGIN: &str = "            | ";
-/// Below this nothing could be read; such a terminal is taken to be wider.
-const NARROWEST: usize = 24;
-/// Of each part, this many lines from its beginning and its end are shown.
-const FIRST: usize = 30;
-const LAST: usize = 10;
+const LINE_MARGIN: &str = "            | ";
+/// Text width below which nothing could be read; a narrower terminal is taken to be wider.
+const MIN_TEXT_WIDTH: usize = 24;
+/// Lines shown from the beginning and from the end of each part.
+const MAX_HEAD_LINES: usize = 30;
+const MAX_TAIL_LINES: usize = 10;
 
 /// A question as it is shown.
 pub struct Page {
@@ -29,7 +29,7 @@ pub fn page(question: &Question, width: usize) -> Page {
     if facts.widens {
         page.say("note", "asks for more than was set out");
     }
-    let room = width.max(MARGIN.len() + NARROWEST) - MARGIN.len() - 1;
+    let room = width.max(LINE_MARGIN.len() + MIN_TEXT_WIDTH) - LINE_MARGIN.len() - 1;
     match &facts.programs {
         Programs::Known(argvs) if argvs.is_empty() => {}
         Programs::Known(argvs) => {
@@ -55,8 +55,8 @@ impl Page {
     fn quote(&mut self, label: &str, lines: impl Iterator<Item = String>, room: usize) {
         self.text += &format!("  {label}\n");
         let lines: Vec<_> = lines.flat_map(|line| folded(&line, room)).collect();
-        let left_out = lines.len().saturating_sub(FIRST + LAST);
-        let (first, rest) = lines.split_at(lines.len().min(FIRST));
+        let left_out = lines.len().saturating_sub(MAX_HEAD_LINES + MAX_TAIL_LINES);
+        let (first, rest) = lines.split_at(lines.len().min(MAX_HEAD_LINES));
         self.lines(first);
         if left_out > 0 {
             self.whole = false;
@@ -67,7 +67,7 @@ impl Page {
 
     fn lines(&mut self, lines: &[String]) {
         for line in lines {
-            self.text += &format!("{MARGIN}{line}\n");
+            self.text += &format!("{LINE_MARGIN}{line}\n");
         }
     }
 }
@@ -163,7 +163,7 @@ mod tests {
 
     /// What stands behind the margin; what does not is ours.
     fn quoted(page: &Page) -> Vec<&str> {
-        page.text.lines().filter_map(|line| line.strip_prefix(MARGIN)).collect()
+        page.text.lines().filter_map(|line| line.strip_prefix(LINE_MARGIN)).collect()
     }
 
     #[test]

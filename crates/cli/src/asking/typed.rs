@@ -10,8 +10,8 @@ use rustix::process::getpgrp;
 use rustix::stdio::{stderr, stdin};
 use rustix::termios::{QueueSelector, isatty, tcflush, tcgetpgrp};
 
-/// Longer than any answer; the terminal itself takes no longer line.
-const LONGEST: usize = 4096;
+/// Answer length: longer than any answer; the terminal itself takes no longer line.
+const MAX_ANSWER_BYTES: usize = 4096;
 
 /// What came of waiting for a line.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ fn first(
 
 /// One line. There is one, so this does not wait.
 fn read() -> Heard {
-    let mut buffer = [0; LONGEST];
+    let mut buffer = [0; MAX_ANSWER_BYTES];
     match rustix::io::retry_on_intr(|| rustix::io::read(stdin(), &mut buffer)) {
         Ok(count) => Heard::Line(String::from_utf8_lossy(&buffer[..count]).into_owned()),
         Err(_) => Heard::Nothing,

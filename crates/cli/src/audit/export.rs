@@ -8,7 +8,7 @@ use super::select::{self, SelectArgs};
 use super::{line, outcome};
 use crate::printer::Printer;
 
-const COLUMNS: [&str; 15] = [
+const CSV_COLUMNS: [&str; 15] = [
     "job",
     "started",
     "stopped",
@@ -42,7 +42,7 @@ pub fn export(
     format: Format,
     printer: &Printer,
 ) -> Result<i32> {
-    if format == Format::Csv && !printer.stream(&format!("{}\r\n", COLUMNS.join(","))) {
+    if format == Format::Csv && !printer.stream(&format!("{}\r\n", CSV_COLUMNS.join(","))) {
         return Ok(0);
     }
     for job in journal.jobs(select.filter())? {

@@ -11,14 +11,14 @@ use super::select::SelectArgs;
 use super::{line, result, to_the_second};
 use crate::printer::{Printer, on_one_line};
 
-/// How often the journal is looked at.
-const PACE: Duration = Duration::from_millis(100);
+/// Poll interval of the journal.
+const JOURNAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prints jobs as they end.
 pub fn jobs(journal: &Journal, select: &SelectArgs, printer: &Printer) -> Result<i32> {
     let mut started = BTreeMap::new();
-    each(journal, |record| {
-        let Some(job) = ended(journal, &mut started, record)? else { return Ok(true) };
+    follow_records(journal, |record| {
+        let Some(job) = find_ended_job(journal, &mut started, record)? else { return Ok(true) };
         if !select.filter().admits(&job.started) || !select.admits(&job) {
             return Ok(true);
         }
@@ -31,7 +31,7 @@ pub fn jobs(journal: &Journal, select: &SelectArgs, printer: &Printer) -> Result
 }
 
 /// The job that a record ends.
-fn ended(
+fn find_ended_job(
     journal: &Journal,
     started: &mut BTreeMap<JobId, Record>,
     record: Record,
@@ -60,16 +60,16 @@ fn row(job: &Job, printer: &Printer) -> String {
 
 /// Prints every record.
 pub fn records(journal: &Journal, printer: &Printer) -> Result<i32> {
-    each(journal, |record| {
+    follow_records(journal, |record| {
         Ok(if printer.is_json() {
             printer.stream_json(&record)
         } else {
-            printer.stream(&told(&record))
+            printer.stream(&format_record(&record))
         })
     })
 }
 
-fn told(record: &Record) -> String {
+fn format_record(record: &Record) -> String {
     let event = serde_json::to_value(&record.event).unwrap_or_default();
     let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
     let subject = ["job", "sandbox", "workspace", "tenant"].map(text);
@@ -95,7 +95,7 @@ fn told(record: &Record) -> String {
 }
 
 /// Hands on what is recorded from now on, until told to stop.
-fn each(journal: &Journal, mut take: impl FnMut(Record) -> Result<bool>) -> Result<i32> {
+fn follow_records(journal: &Journal, mut take: impl FnMut(Record) -> Result<bool>) -> Result<i32> {
     let mut follower = journal.follow()?;
     loop {
         let news = follower.news()?;
@@ -106,7 +106,7 @@ fn each(journal: &Journal, mut take: impl FnMut(Record) -> Result<bool>) -> Resu
             }
         }
         if quiet {
-            sleep(PACE);
+            sleep(JOURNAL_POLL_INTERVAL);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::table::{Cell, Table};
 use export::{Format, export};
 use select::SelectArgs;
 
-const SHOW: &str = "audit show";
+const SHOW_OPERATION: &str = "audit show";
 
 /// What to do with the journal.
 #[derive(Debug, Args)]
@@ -201,7 +201,7 @@ fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
         None => by_beginning(journal, id)?,
     };
     let Some(job) = found else {
-        return Err(Error::new(ErrorCode::NotFound, SHOW, format!("there is no job `{id}`"))
+        return Err(Error::new(ErrorCode::NotFound, SHOW_OPERATION, format!("there is no job `{id}`"))
             .remedy("`stockade audit list` shows the ones there are"));
     };
     if printer.is_json() {
@@ -216,7 +216,7 @@ fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
 fn by_beginning(journal: &Journal, given: &JobId) -> Result<Option<Job>> {
     let all: Vec<Job> = journal.jobs(Filter::default())?.collect::<Result<_>>()?;
     let ids = all.iter().filter_map(|job| job.started.event.job());
-    let meant = by_prefix("jobs", given.as_str(), ids, SHOW)?.cloned();
+    let meant = by_prefix("jobs", given.as_str(), ids, SHOW_OPERATION)?.cloned();
     Ok(all.into_iter().find(|job| meant.is_some() && job.started.event.job() == meant.as_ref()))
 }
 
@@ -253,7 +253,7 @@ fn details(job: &Job) -> Table<2> {
     }
     if let Some(outcome) = outcome(job) {
         add("reason", crate::reasons::reasons(outcome));
-        add("used", used(outcome));
+        add("used", format_usage(outcome));
         add(
             "output",
             vec![format!("{} bytes, errors {} bytes", outcome.stdout.bytes, outcome.stderr.bytes)],
@@ -287,7 +287,7 @@ fn workspace_text(workspace: &Workspace) -> String {
     }
 }
 
-fn used(outcome: &Outcome) -> Vec<String> {
+fn format_usage(outcome: &Outcome) -> Vec<String> {
     let usage = &outcome.usage;
     let cpu = usage.cpu_ms.map(|ms| format!("{ms} ms of processor"));
     let memory = usage.peak_memory_bytes.map(|bytes| format!("{} KiB of memory", bytes / 1024));
@@ -322,7 +322,7 @@ fn verify(verdict: &Verdict, printer: &Printer) -> i32 {
             (0, format!("{clean}: {records} records, the last one {head}\n"))
         }
         Verdict::Broken(place) => {
-            (1, format!("{}: {}\n", printer.tone(Tone::Bad, "broken"), broken(place)))
+            (1, format!("{}: {}\n", printer.tone(Tone::Bad, "broken"), format_break(place)))
         }
     };
     if printer.is_json() {
@@ -333,7 +333,7 @@ fn verify(verdict: &Verdict, printer: &Printer) -> i32 {
     code
 }
 
-fn broken(Break { segment, line, seq, what }: &Break) -> String {
+fn format_break(Break { segment, line, seq, what }: &Break) -> String {
     let what = match what {
         Damage::Changed => "was changed",
         Damage::Removed => "was removed",

@@ -9,11 +9,11 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::fault::{broken, out_of_turn};
 use super::frame::{self, FrameError};
-use super::message::{Reply, Request, VERSION};
+use super::message::{Reply, Request, PROTOCOL_VERSION};
 use super::socket::Sockets;
 
-/// How long a supervisor may take to greet. It does nothing that takes long but in tasks of its own.
-const GREETING: Duration = Duration::from_secs(5);
+/// Timeout for a supervisor's greeting: it does nothing that takes long but in tasks of its own.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a supervisor that speaks the same language.
 pub struct Connection {
@@ -38,7 +38,7 @@ impl Connection {
         same_user(&stream, operation)?;
         let (reader, writer) = stream.into_split();
         let mut connection = Self { reader, writer, operation, sandbox: id.clone() };
-        match tokio::time::timeout(GREETING, connection.greet()).await {
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, connection.greet()).await {
             Ok(greeted) => greeted.map(|()| Some(connection)),
             Err(_) => Err(Error::new(ErrorCode::TooSlow, operation, "its supervisor says nothing")
                 .remedy("end it: `stockade ps` shows its process id")),
@@ -46,8 +46,8 @@ impl Connection {
     }
 
     async fn greet(&mut self) -> Result<()> {
-        let answer = self.ask(&Request::Hello { version: VERSION }).await?.0;
-        if !matches!(answer, Reply::Hello { version: VERSION }) {
+        let answer = self.ask(&Request::Hello { version: PROTOCOL_VERSION }).await?.0;
+        if !matches!(answer, Reply::Hello { version: PROTOCOL_VERSION }) {
             return Err(out_of_turn(self.operation));
         }
         Ok(())

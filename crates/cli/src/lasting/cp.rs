@@ -15,7 +15,7 @@ use super::place::Place;
 use crate::config::Settings;
 use crate::printer::Printer;
 
-const CP: &str = "cp";
+const CP_OPERATION: &str = "cp";
 
 /// What to copy and where to.
 #[derive(Debug, Args)]
@@ -68,13 +68,13 @@ pub async fn cp(args: &CpArgs, printer: &Printer) -> Result<i32> {
 async fn copy(args: &CpArgs, place: &Place) -> Result<Summary> {
     match (&args.source, &args.target) {
         (End::Here(source), End::There(id, target)) => {
-            let mut guest = Guest::new(place.reach(id, CP).await?);
+            let mut guest = Guest::new(place.reach(id, CP_OPERATION).await?);
             let mut summary = inward::copy(source, &mut guest, target).await?;
             finish_inside(&Programs { place, id }, &mut summary).await?;
             Ok(summary)
         }
         (End::There(id, source), End::Here(target)) => {
-            let mut guest = Guest::new(place.reach(id, CP).await?);
+            let mut guest = Guest::new(place.reach(id, CP_OPERATION).await?);
             outward::copy(&mut guest, Programs { place, id }, source, target, args.max_size).await
         }
         (End::Here(_), End::Here(_)) => Err(one_side("neither side names a sandbox")),
@@ -96,7 +96,7 @@ async fn finish_inside(programs: &Programs<'_>, summary: &mut Summary) -> Result
 }
 
 fn one_side(message: &str) -> Error {
-    Error::new(ErrorCode::Invalid, CP, message).remedy("write one side as ID:PATH")
+    Error::new(ErrorCode::Invalid, CP_OPERATION, message).remedy("write one side as ID:PATH")
 }
 
 fn show(summary: &Summary, printer: &Printer) {

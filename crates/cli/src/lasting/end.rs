@@ -12,12 +12,12 @@ use super::place::Place;
 use crate::config::Settings;
 use crate::registry;
 
-/// How long an owner may take to see that its walls are gone, and to give the lease back.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often that is looked at: a lock has no event to wait for.
-const PAUSE: Duration = Duration::from_millis(20);
-/// How long a supervisor may take to end after its last word.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// Timeout for an owner to see that its walls are gone, and to give the lease back.
+const LEASE_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Poll interval of the lease: a lock has no event to wait for.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Timeout for a supervisor to exit after its last reply.
+const SUPERVISOR_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ async fn by_its_owner(mut connection: Connection) -> Result<bool> {
     let answer = connection.ask(&Request::Destroy).await.map(Some).or_else(gone_is_none)?;
     match answer {
         Some((Reply::Done, _)) | None => {
-            let _ = tokio::time::timeout(GOODBYE, connection.gone()).await;
+            let _ = tokio::time::timeout(SUPERVISOR_EXIT_TIMEOUT, connection.gone()).await;
             Ok(true)
         }
         Some(_) => Err(out_of_turn(connection.operation)),
@@ -91,7 +91,7 @@ async fn from_outside(
     let named = BackendChoice::Named(body.backend.clone());
     let backends = registry::backends(settings, &named)?;
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < LEASE_RELEASE_TIMEOUT {
         // Again and again: the owner may have been about to build when this began.
         for backend in backends.iter().filter(|one| one.name() == body.backend) {
             backend.destroy(&body.id).await?;
@@ -99,7 +99,7 @@ async fn from_outside(
         if place.lease(&body.id)?.is_none_or(|lease| !lease.alive) {
             return Ok(());
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(LEASE_POLL_INTERVAL).await;
     }
     let message = format!("its walls are gone, but process {} still holds its lease", body.owner);
     Err(Error::new(ErrorCode::LeftBehind, operation, message).remedy("end that process"))

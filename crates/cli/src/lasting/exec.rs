@@ -24,11 +24,11 @@ use crate::printer::Printer;
 use crate::streams::Attachment;
 use crate::terminal::{self, Raw};
 
-const EXEC: &str = "exec";
-/// A person at a terminal is in nobody's hurry; the sandbox's own lifetime ends it all the same.
-const UNHURRIED: Span = Span::secs(365 * 86_400);
-/// How long a program that is being ended may take to say so.
-const GOODBYE: Duration = Duration::from_secs(7);
+const EXEC_OPERATION: &str = "exec";
+/// Wall time of a command at a terminal that has no limit: the sandbox's own lifetime ends it all the same.
+const TERMINAL_WALL_TIME: Span = Span::secs(365 * 86_400);
+/// Timeout for the last events of a program that was cancelled.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(7);
 
 /// What to run, and where.
 #[derive(Debug, Args)]
@@ -66,7 +66,7 @@ pub struct ExecArgs {
 impl ExecArgs {
     fn command(&self, fitting: Attachment) -> Result<Command> {
         if self.command.is_empty() {
-            return Err(Error::new(ErrorCode::Invalid, EXEC, "no command is given")
+            return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, "no command is given")
                 .remedy("say `stockade exec ID -- CMD ARGS`, or use --shell LINE"));
         }
         Ok(Command {
@@ -88,12 +88,12 @@ pub async fn exec(args: ExecArgs, printer: &Printer) -> Result<i32> {
         return detached(&args.id, command, printer).await;
     }
     let mut command = args.command(Attachment::of_streams(printer.is_json()))?;
-    let connection = open(&args.id, EXEC, printer).await?;
+    let connection = open(&args.id, EXEC_OPERATION, printer).await?;
     let done = attached(connection, command.clone(), printer).await;
     match done {
         Err(error) if args.command.can_lose_terminal(&command) && lacks_terminal(&error) => {
             command.terminal = None;
-            let connection = open(&args.id, EXEC, printer).await?;
+            let connection = open(&args.id, EXEC_OPERATION, printer).await?;
             attached(connection, command, printer).await
         }
         done => done,
@@ -119,9 +119,9 @@ pub async fn open(
 async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result<i32> {
     if command.stdin != Stdin::None {
         let message = "--detach leaves nobody to type: it excludes -i and -t";
-        return Err(Error::new(ErrorCode::Invalid, EXEC, message).remedy("leave one of them out"));
+        return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out"));
     }
-    let connection = open(id, EXEC, printer).await?;
+    let connection = open(id, EXEC_OPERATION, printer).await?;
     let Remote { job, sandbox, .. } = Remote::exec(connection, command, true).await?;
     if printer.is_json() {
         printer.json(&json!({ "sandbox": sandbox, "job": job }));
@@ -133,7 +133,7 @@ async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result
 
 /// Runs a command and stays with it to its end.
 pub async fn attached(connection: Connection, command: Command, printer: &Printer) -> Result<i32> {
-    let command = fitted(command, printer)?;
+    let command = fit_command(command, printer)?;
     terminal::require(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let mut remote = Remote::exec(connection, command.clone(), false).await?;
@@ -153,7 +153,7 @@ pub async fn attached(connection: Connection, command: Command, printer: &Printe
 }
 
 /// A terminal needs time and a name; one object at the end needs a bound, and has no terminal.
-fn fitted(mut command: Command, printer: &Printer) -> Result<Command> {
+fn fit_command(mut command: Command, printer: &Printer) -> Result<Command> {
     if command.terminal.is_none() {
         if printer.is_json() {
             command.output = command.output.or(Limits::defaults().output);
@@ -162,9 +162,9 @@ fn fitted(mut command: Command, printer: &Printer) -> Result<Command> {
     }
     if printer.is_json() {
         let message = "--json and -t exclude each other";
-        return Err(Error::new(ErrorCode::Invalid, EXEC, message).remedy("leave one of them out"));
+        return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out"));
     }
-    command.wall_time = command.wall_time.or(Some(UNHURRIED));
+    command.wall_time = command.wall_time.or(Some(TERMINAL_WALL_TIME));
     if let (Ok(name), Ok(kind)) = ("TERM".parse(), std::env::var("TERM")) {
         command.env.entry(name).or_insert(kind);
     }
@@ -200,5 +200,5 @@ async fn see_off(remote: &mut Remote, end: &Result<End>) {
     }
     let _ = remote.control.cancel().await;
     let rest = async { while let Ok(Some(_)) = remote.events.next().await {} };
-    let _ = tokio::time::timeout(GOODBYE, rest).await;
+    let _ = tokio::time::timeout(CANCEL_TIMEOUT, rest).await;
 }

@@ -12,17 +12,17 @@ use super::fault::out_of_turn;
 use super::launch::launch;
 use super::message::{Described, Order, Reply, Request};
 use super::place::Place;
-use super::teleport::MARK;
+use super::teleport::ORIGIN_LABEL;
 use super::{end, snapshot};
 use crate::config::Settings;
 use crate::printer::Printer;
 
-const FORK: &str = "fork";
-/// More than anybody forks by intention.
-const MOST: u16 = 1000;
-/// How long a copy lives unused where the first one ends with the program that it was made for: a copy
-/// has none.
-const IDLE: Span = Span::secs(600);
+const FORK_OPERATION: &str = "fork";
+/// Copies of one fork: more than is ever intended.
+const MAX_COPIES: u16 = 1000;
+/// Idle timeout of a copy whose original ends with the program that it was made for: a copy has no such
+/// program.
+const COPY_IDLE_TIMEOUT: Span = Span::secs(600);
 
 /// What to copy.
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ pub struct ForkArgs {
     sandbox: SandboxId,
     /// How many copies.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST)))]
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_COPIES)))]
     count: u16,
 }
 
@@ -40,14 +40,14 @@ pub struct ForkArgs {
 pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let sandbox = place.resolve(&args.sandbox, FORK)?;
-    let described = describe(&mut place.reach(&sandbox, FORK).await?).await?;
+    let sandbox = place.resolve(&args.sandbox, FORK_OPERATION)?;
+    let described = describe(&mut place.reach(&sandbox, FORK_OPERATION).await?).await?;
     let taken = snapshot::take(&place, &sandbox, fullest(&described), printer).await?;
     let passing = Arc::new(snapshot::store(&settings)?).passing(taken)?;
     let (made, failed) = copies(&described, &passing.snapshot().id, args.count, printer).await;
     if let Some(error) = failed {
         for id in &made {
-            end::end(&place, &settings, id, FORK).await?;
+            end::end(&place, &settings, id, FORK_OPERATION).await?;
         }
         return Err(error);
     }
@@ -64,7 +64,7 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
 pub async fn describe(connection: &mut Connection) -> Result<Described> {
     match connection.ask(&Request::Describe).await? {
         (Reply::Described(mut described), _) => {
-            described.idle = described.idle.or(Some(IDLE));
+            described.idle = described.idle.or(Some(COPY_IDLE_TIMEOUT));
             Ok(*described)
         }
         _ => Err(out_of_turn(connection.operation)),
@@ -85,7 +85,7 @@ async fn copies(
     let mut made = Vec::new();
     let mut spec = spec_of_a_copy(&described.spec);
     // A copy has taken nobody's place.
-    spec.labels.remove(MARK);
+    spec.labels.remove(ORIGIN_LABEL);
     for _ in 0..count {
         let order = Order {
             spec: spec.clone(),

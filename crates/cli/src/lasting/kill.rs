@@ -10,7 +10,7 @@ use super::place::Place;
 use crate::config::Settings;
 use crate::printer::{OWN_ERROR, Printer};
 
-const KILL: &str = "kill";
+const KILL_OPERATION: &str = "kill";
 
 /// Which to end.
 #[derive(Debug, Args)]
@@ -27,19 +27,19 @@ pub struct KillArgs {
 pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let ids = if args.all { everything(&place)? } else { args.ids.clone() };
+    let ids = if args.all { list_sandboxes(&place)? } else { args.ids.clone() };
     let (mut ended, mut code) = (Vec::new(), 0);
     for given in ids {
-        let id = match place.resolve(&given, KILL) {
+        let id = match place.resolve(&given, KILL_OPERATION) {
             Ok(id) => id,
             Err(error) => {
                 code = printer.error(&error);
                 continue;
             }
         };
-        let ending = end(&place, &settings, &id, KILL);
+        let ending = end(&place, &settings, &id, KILL_OPERATION);
         match printer.patiently("waiting until nothing is left", ending).await {
-            Ok(Found::Nothing) if !args.all => code = printer.error(&unknown(KILL, &id)),
+            Ok(Found::Nothing) if !args.all => code = printer.error(&unknown(KILL_OPERATION, &id)),
             Ok(_) => ended.push(id),
             Err(error) => code = printer.error(&error),
         }
@@ -51,7 +51,7 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     Ok(code)
 }
 
-fn everything(place: &Place) -> Result<Vec<SandboxId>> {
+fn list_sandboxes(place: &Place) -> Result<Vec<SandboxId>> {
     Ok(place.list()?.leases.into_iter().map(|lease| lease.body.id).collect())
 }
 

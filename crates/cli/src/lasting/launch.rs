@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::message::{Order, Ready, Status};
-use super::{VERB, inherit};
+use super::{SUPERVISE_COMMAND, inherit};
 use crate::printer::Printer;
 
-const CREATE: &str = "create";
+const CREATE_OPERATION: &str = "create";
 /// The longest answer: an error with every refusal there could be.
 const MAX_STATUS: u64 = 1 << 20;
 
@@ -38,9 +38,9 @@ fn launch_now(order: &Order) -> Result<Ready> {
         Ok(Status::Failed(error)) => {
             // Its last word: nothing may be left when the caller hears it.
             let _ = child.wait();
-            Err(error.into_error(CREATE))
+            Err(error.into_error(CREATE_OPERATION))
         }
-        Err(_) => Err(silent(child)),
+        Err(_) => Err(no_status_error(child)),
     }
 }
 
@@ -49,7 +49,7 @@ fn start() -> io::Result<Child> {
     // Not by name: the file may have been replaced since this process was started.
     Command::new("/proc/self/exe")
         .arg0("stockade")
-        .arg(VERB)
+        .arg(SUPERVISE_COMMAND)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -64,12 +64,12 @@ fn answer(child: &mut Child) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-fn silent(mut child: Child) -> Error {
+fn no_status_error(mut child: Child) -> Error {
     let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
     failed(&format!("its supervisor ended without a word ({end})"))
         .remedy("see whether something ends processes here: the kernel's log names what it killed")
 }
 
 fn failed(message: &str) -> Error {
-    Error::new(ErrorCode::System, CREATE, message)
+    Error::new(ErrorCode::System, CREATE_OPERATION, message)
 }

@@ -14,7 +14,7 @@ use crate::output::{Output, Stop};
 use crate::printer::Printer;
 use crate::reasons::reasons;
 
-const LOGS: &str = "logs";
+const LOGS_OPERATION: &str = "logs";
 /// Most output that one object holds.
 const MOST_HELD: usize = 64 << 20;
 
@@ -35,7 +35,7 @@ pub struct LogsArgs {
 /// Shows it: standard output and error, each where it belongs.
 pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    match live(args, &settings).await {
+    match open_live(args, &settings).await {
         Ok(mut remote) => {
             if !printer.is_json() {
                 return streamed(&mut remote.events, printer).await;
@@ -49,8 +49,8 @@ pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
     }
 }
 
-async fn live(args: &LogsArgs, settings: &Settings) -> Result<Remote> {
-    let connection = Place::open(settings)?.reach(&args.id, LOGS).await?;
+async fn open_live(args: &LogsArgs, settings: &Settings) -> Result<Remote> {
+    let connection = Place::open(settings)?.reach(&args.id, LOGS_OPERATION).await?;
     Remote::logs(connection, args.job.clone(), args.follow).await
 }
 

@@ -9,11 +9,11 @@ use stockade_engine::{Snapshot, Timestamp};
 
 use super::fault::WireError;
 
-/// The language both sides must speak. Raised with every change that an older side misreads.
-pub const VERSION: u32 = 5;
+/// Version of the protocol that both sides must speak. Raised with every change that an older side misreads.
+pub const PROTOCOL_VERSION: u32 = 5;
 
-/// How much a file operation or a piece of input carries.
-pub const PIECE: u32 = 256 << 10;
+/// Chunk size of file operations and of input.
+pub const CHUNK_BYTES: u32 = 256 << 10;
 
 /// What a command says to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]

@@ -35,5 +35,5 @@ mod stored;
 pub use place::sweep;
 pub use remote::Remote;
 
-/// The command a supervisor is started with. Not for people.
-pub const VERB: &str = "supervise";
+/// Hidden command that a supervisor is started with.
+pub const SUPERVISE_COMMAND: &str = "supervise";

@@ -20,7 +20,7 @@ pub struct PauseArgs {
 
 /// Stops everything in them where it is.
 pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    let ids = each(args, "pause", &Request::Pause, printer).await?;
+    let ids = request_each(args, "pause", &Request::Pause, printer).await?;
     if printer.is_json() {
         printer.json(&json!({ "paused": ids }));
     }
@@ -29,14 +29,14 @@ pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
 
 /// Lets it go on.
 pub async fn resume(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    let ids = each(args, "resume", &Request::Resume, printer).await?;
+    let ids = request_each(args, "resume", &Request::Resume, printer).await?;
     if printer.is_json() {
         printer.json(&json!({ "resumed": ids }));
     }
     Ok(0)
 }
 
-async fn each(
+async fn request_each(
     args: &PauseArgs,
     operation: &'static str,
     request: &Request,

@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::net::UnixStream;
 
-/// The namespaces that a peer must share. A guest that lacks one of its own has another wall there.
-const NAMESPACES: [&str; 2] = ["user", "pid"];
+/// Namespaces that a peer must share. A guest that lacks one of its own has another wall there.
+const SHARED_NAMESPACES: [&str; 2] = ["user", "pid"];
 
 /// Why a peer is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub fn check(stream: &UnixStream) -> Result<(), Stranger> {
 fn shares_namespaces(pid: Pid) -> bool {
     // Held while the id is looked up, so that the id cannot come to mean another process meanwhile.
     let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
-    let same = NAMESPACES.iter().all(|name| {
+    let same = SHARED_NAMESPACES.iter().all(|name| {
         let own = namespace("self", name);
         own.is_some() && own == namespace(&pid.as_raw_nonzero().to_string(), name)
     });

@@ -16,8 +16,8 @@ use crate::config::Settings;
 use crate::printer::{Printer, Tone};
 use crate::table::{Cell, Table};
 
-/// How long an owner may take to say what runs.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout for an owner's reply about what runs.
+const INFO_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest command line of an owner.
 const LONGEST_LINE: usize = 200;
 
@@ -108,7 +108,7 @@ async fn ask(place: &Place, lease: &LeaseInfo) -> Option<Info> {
         };
         Some(info)
     };
-    tokio::time::timeout(PATIENCE, info).await.ok().flatten()
+    tokio::time::timeout(INFO_REPLY_TIMEOUT, info).await.ok().flatten()
 }
 
 fn row(lease: LeaseInfo, info: Option<Info>) -> Row {

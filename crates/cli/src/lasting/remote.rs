@@ -16,8 +16,8 @@ use super::frame::{self, FrameError};
 use super::message::{Reply, Request};
 use crate::attend::{Control, Events};
 
-/// Messages on their way to the supervisor.
-const OUTBOX: usize = 4;
+/// Length of the queue to the supervisor, in messages.
+const SEND_QUEUE_MESSAGES: usize = 4;
 
 /// What a program behind a supervisor does, in order.
 pub struct RemoteEvents {
@@ -68,8 +68,8 @@ impl Remote {
             return Err(out_of_turn(connection.operation));
         };
         let Connection { reader, writer, operation, sandbox } = connection;
-        let (outbox, letters) = mpsc::channel(OUTBOX);
-        tokio::spawn(write(writer, letters));
+        let (outbox, letters) = mpsc::channel(SEND_QUEUE_MESSAGES);
+        tokio::spawn(write_requests(writer, letters));
         let credit = Arc::new(Semaphore::new(1));
         let control = RemoteControl { outbox, operation, credit: Arc::clone(&credit) };
         let events = RemoteEvents { reader, operation, credit, over: false };
@@ -147,7 +147,7 @@ impl RemoteControl {
     }
 }
 
-async fn write(mut writer: OwnedWriteHalf, mut letters: mpsc::Receiver<(Request, Bytes)>) {
+async fn write_requests(mut writer: OwnedWriteHalf, mut letters: mpsc::Receiver<(Request, Bytes)>) {
     while let Some((request, data)) = letters.recv().await {
         if frame::send(&mut writer, &request, &data).await.is_err() {
             return;

@@ -12,7 +12,7 @@ use super::place::{Place, taken};
 use crate::config::Settings;
 use crate::printer::Printer;
 
-const RM: &str = "rm";
+const RM_OPERATION: &str = "rm";
 
 /// Which to clear away.
 #[derive(Debug, Args)]
@@ -31,12 +31,12 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
     let place = Place::open(&settings)?;
     let mut removed = Vec::new();
     for given in &args.ids {
-        let id = &place.resolve(given, RM)?;
+        let id = &place.resolve(given, RM_OPERATION)?;
         if !args.force {
             let remedy = "`stockade kill` ends it, and so does `stockade rm --force`";
-            refuse_busy(&place, id, RM, remedy).await?;
+            refuse_busy(&place, id, RM_OPERATION, remedy).await?;
         }
-        if end(&place, &settings, id, RM).await? != Found::Nothing {
+        if end(&place, &settings, id, RM_OPERATION).await? != Found::Nothing {
             removed.push(id.clone());
         }
     }

@@ -8,9 +8,9 @@ use crate::args::SpecArgs;
 use crate::printer::Printer;
 use crate::{run, terminal};
 
-/// Takes the caller's own shell where the sandbox has it.
-const CHOICE: &str = r#"command -v "$0" >/dev/null 2>&1 && exec "$0"; exec /bin/sh"#;
-const USUAL: &str = "/bin/sh";
+/// Script that runs the caller's own shell where the sandbox has it.
+const OWN_SHELL_SCRIPT: &str = r#"command -v "$0" >/dev/null 2>&1 && exec "$0"; exec /bin/sh"#;
+const DEFAULT_SHELL: &str = "/bin/sh";
 
 /// Where to open a shell.
 #[derive(Debug, Args)]
@@ -38,6 +38,6 @@ pub async fn shell(args: ShellArgs, printer: &Printer) -> Result<i32> {
 
 fn program() -> Vec<String> {
     let own = std::env::var("SHELL").ok().filter(|shell| !shell.is_empty());
-    let own = own.unwrap_or_else(|| USUAL.into());
-    [USUAL, "-c", CHOICE].map(str::to_owned).into_iter().chain([own]).collect()
+    let own = own.unwrap_or_else(|| DEFAULT_SHELL.into());
+    [DEFAULT_SHELL, "-c", OWN_SHELL_SCRIPT].map(str::to_owned).into_iter().chain([own]).collect()
 }

@@ -17,9 +17,9 @@ use crate::config::Settings;
 use crate::printer::Printer;
 use crate::table::{Cell, Table};
 
-const SNAPSHOT: &str = "snapshot";
-/// The file that stands for standard input or output.
-const STREAM: &str = "-";
+const SNAPSHOT_OPERATION: &str = "snapshot";
+/// Path that stands for standard input or output.
+const STDIO_PATH: &str = "-";
 
 /// What to do with captured states.
 #[derive(Debug, Args)]
@@ -87,7 +87,7 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
         SnapshotVerb::Take { sandbox, full } => {
             let kind = if full { SnapshotKind::Full } else { SnapshotKind::Files };
             let taken = take(&Place::open(&settings)?, &sandbox, kind, printer).await?;
-            told(&taken, printer);
+            print_snapshot(&taken, printer);
         }
         SnapshotVerb::Restore { sandbox, snapshot } => {
             restore(&Place::open(&settings)?, &sandbox, snapshot, printer).await?;
@@ -98,7 +98,7 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
             export(&store(&settings)?, &snapshot, &output)?;
         }
         SnapshotVerb::Import { input, max_size } => {
-            told(&import(&store(&settings)?, &input, max_size)?, printer);
+            print_snapshot(&import(&store(&settings)?, &input, max_size)?, printer);
         }
     }
     Ok(0)
@@ -116,12 +116,12 @@ pub async fn take(
     kind: SnapshotKind,
     printer: &Printer,
 ) -> Result<Snapshot> {
-    let mut connection = place.reach(sandbox, SNAPSHOT).await?;
+    let mut connection = place.reach(sandbox, SNAPSHOT_OPERATION).await?;
     let request = Request::Snapshot { kind };
     let asking = connection.ask(&request);
     match printer.patiently("capturing the sandbox", asking).await? {
         (Reply::Snapshot(snapshot), _) => Ok(*snapshot),
-        _ => Err(out_of_turn(SNAPSHOT)),
+        _ => Err(out_of_turn(SNAPSHOT_OPERATION)),
     }
 }
 
@@ -131,16 +131,16 @@ async fn restore(
     snapshot: SnapshotId,
     printer: &Printer,
 ) -> Result<()> {
-    let mut connection = place.reach(sandbox, SNAPSHOT).await?;
+    let mut connection = place.reach(sandbox, SNAPSHOT_OPERATION).await?;
     let request = Request::Restore { snapshot };
     let asking = connection.ask(&request);
     match printer.patiently("bringing it back", asking).await? {
         (Reply::Done, _) => Ok(()),
-        _ => Err(out_of_turn(SNAPSHOT)),
+        _ => Err(out_of_turn(SNAPSHOT_OPERATION)),
     }
 }
 
-fn told(snapshot: &Snapshot, printer: &Printer) {
+fn print_snapshot(snapshot: &Snapshot, printer: &Printer) {
     if printer.is_json() {
         printer.json(&json!({ "snapshot": snapshot }));
     } else {
@@ -206,7 +206,7 @@ fn remove(store: &Snapshots, snapshots: &[SnapshotId], printer: &Printer) -> Res
 
 fn export(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()> {
     let snapshot = store.get(snapshot)?;
-    if output == Path::new(STREAM) {
+    if output == Path::new(STDIO_PATH) {
         let mut out = io::stdout().lock();
         if out.is_terminal() {
             let message = "a snapshot is not for a terminal";
@@ -244,7 +244,7 @@ pub fn is_closed(error: &Error) -> bool {
 }
 
 fn import(store: &Snapshots, input: &Path, most: Bytes) -> Result<Snapshot> {
-    if input == Path::new(STREAM) {
+    if input == Path::new(STDIO_PATH) {
         return store.import(&mut io::stdin().lock(), most);
     }
     let mut file = File::open(input).map_err(|error| {

@@ -13,8 +13,8 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use stockade_engine::StateDir;
 use tokio::net::{UnixListener, UnixStream};
 
-const DIR: &str = "run";
-const SUFFIX: &str = ".sock";
+const SOCKET_DIR: &str = "run";
+const SOCKET_SUFFIX: &str = ".sock";
 
 /// The sockets of one state directory.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Sockets {
 impl Sockets {
     /// Opens the directory, making it where it is missing.
     pub fn open(state: &Path) -> Result<Self> {
-        let path = StateDir::open(state.join(DIR))?.path().to_owned();
+        let path = StateDir::open(state.join(SOCKET_DIR))?.path().to_owned();
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
         let opened = rustix::fs::open(&path, flags, Mode::empty());
         let dir = opened.map_err(|errno| failed(&path, errno.into()))?;
@@ -68,13 +68,13 @@ impl Sockets {
 
 /// The sandboxes that have a socket, alive or not.
 pub fn ids(state: &Path) -> Vec<SandboxId> {
-    let entries = std::fs::read_dir(state.join(DIR)).into_iter().flatten().flatten();
-    let id = |name: &str| name.strip_suffix(SUFFIX)?.parse().ok();
+    let entries = std::fs::read_dir(state.join(SOCKET_DIR)).into_iter().flatten().flatten();
+    let id = |name: &str| name.strip_suffix(SOCKET_SUFFIX)?.parse().ok();
     entries.filter_map(|entry| id(entry.file_name().to_str()?)).collect()
 }
 
 fn name(id: &SandboxId) -> String {
-    format!("{id}{SUFFIX}")
+    format!("{id}{SOCKET_SUFFIX}")
 }
 
 fn nobody_listens(error: &io::Error) -> bool {

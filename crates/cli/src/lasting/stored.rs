@@ -10,7 +10,7 @@ use crate::attend::Events;
 use crate::config::Settings;
 use crate::prefix::by_prefix;
 
-const LOGS: &str = "logs";
+const LOGS_OPERATION: &str = "logs";
 
 /// A program that has ended.
 pub struct Stored {
@@ -76,7 +76,7 @@ fn kept(job: &JobId, outcome: &Outcome, was_kept: bool, is_kept: bool) -> Result
             "only that of `run --detach`, and of what runs without a terminal in lasting sandboxes, is",
         ),
     };
-    Err(Error::new(ErrorCode::NotFound, LOGS, message).remedy(remedy))
+    Err(Error::new(ErrorCode::NotFound, LOGS_OPERATION, message).remedy(remedy))
 }
 
 fn written(outcome: &Outcome) -> u64 {
@@ -104,17 +104,17 @@ fn by_beginning(journal: &Journal, id: &str, job: Option<&str>) -> Result<Option
     let jobs = |all: &[Job]| -> Vec<JobId> {
         all.iter().filter_map(|job| job.started.event.job().cloned()).collect()
     };
-    let Some(sandbox) = by_prefix("sandboxes", id, sandboxes(), LOGS)?.cloned() else {
+    let Some(sandbox) = by_prefix("sandboxes", id, sandboxes(), LOGS_OPERATION)?.cloned() else {
         if job.is_some() {
             return Ok(None);
         }
-        let meant = by_prefix("jobs", id, jobs(&all), LOGS)?;
+        let meant = by_prefix("jobs", id, jobs(&all), LOGS_OPERATION)?;
         return Ok(all.into_iter().find(|job| job.started.event.job() == meant.as_ref()));
     };
     let mut inside = all;
     inside.retain(|job| job.started.event.sandbox() == Some(&sandbox));
     if let Some(given) = job {
-        let meant = by_prefix("jobs", given, jobs(&inside), LOGS)?;
+        let meant = by_prefix("jobs", given, jobs(&inside), LOGS_OPERATION)?;
         inside.retain(|job| job.started.event.job() == meant.as_ref());
     }
     newest(inside.into_iter().map(Ok))

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use super::table::{TOOLCHAINS, Toolchain};
+use super::table::{KNOWN_TOOLCHAINS, Toolchain};
 
 /// Which toolchains are shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -48,11 +48,11 @@ impl FromStr for Choice {
             _ => {}
         }
         let names: BTreeSet<String> = given.split(',').map(str::to_owned).collect();
-        let is_known = |name: &String| TOOLCHAINS.iter().any(|known| known.is_called(name));
+        let is_known = |name: &String| KNOWN_TOOLCHAINS.iter().any(|known| known.is_called(name));
         match names.iter().find(|name| !is_known(name)) {
             None => Ok(Self::Named(names)),
             Some(unknown) => {
-                let known = TOOLCHAINS.iter().flat_map(|known| [known.language, known.name]);
+                let known = KNOWN_TOOLCHAINS.iter().flat_map(|known| [known.language, known.name]);
                 let known: BTreeSet<_> = known.collect();
                 let known = known.into_iter().collect::<Vec<_>>().join(", ");
                 let unknown = unknown.escape_debug();

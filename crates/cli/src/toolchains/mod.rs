@@ -21,9 +21,9 @@ use stockade_engine::EngineConfig;
 
 use caller::{Caller, in_path, root_paths};
 pub use choice::Choice;
-use table::{Root, TOOLCHAINS, Toolchain};
+use table::{Root, KNOWN_TOOLCHAINS, Toolchain};
 
-const FLAG: &str = "--toolchain";
+const TOOLCHAIN_FLAG: &str = "--toolchain";
 /// The home directory of whom commands run as, inside.
 const HOME_INSIDE: &str = "/home/sandbox";
 /// The most trees of one toolchain; one that would need more is not shown.
@@ -129,7 +129,7 @@ fn written_places(spec: &SandboxSpec) -> Vec<PathBuf> {
 /// What the flags say of a variable wins.
 fn set_default(spec: &mut SandboxSpec, name: &str, value: String) -> Result<()> {
     let name: EnvName =
-        name.parse().map_err(|error| Error::new(ErrorCode::Invalid, FLAG, format!("{error}")))?;
+        name.parse().map_err(|error| Error::new(ErrorCode::Invalid, TOOLCHAIN_FLAG, format!("{error}")))?;
     spec.env.entry(name).or_insert(value);
     Ok(())
 }
@@ -142,14 +142,14 @@ fn find(
 ) -> Result<Vec<Found>> {
     if let (Choice::Named(_), false) = (choice, spec.image == Image::Host) {
         let message = "toolchains of the host are shown on the host's own root only";
-        return Err(Error::new(ErrorCode::Invalid, FLAG, message)
+        return Err(Error::new(ErrorCode::Invalid, TOOLCHAIN_FLAG, message)
             .remedy("leave out --image, or use an image that has them"));
     }
     if *choice == Choice::None || spec.image != Image::Host || !leaves_system(caller) {
         return all_named_are_there(choice, Vec::new());
     }
     let mut found: Vec<Found> = Vec::new();
-    for toolchain in TOOLCHAINS.iter().filter(|toolchain| choice.takes(toolchain)) {
+    for toolchain in KNOWN_TOOLCHAINS.iter().filter(|toolchain| choice.takes(toolchain)) {
         let taken: Vec<_> = found.iter().flat_map(|found| &found.trees).cloned().collect();
         found.extend(look(toolchain, spec, caller, &taken));
     }
@@ -169,14 +169,14 @@ fn leaves_system(caller: &Caller) -> bool {
 fn all_named_are_there(choice: &Choice, found: Vec<Found>) -> Result<Vec<Found>> {
     let Choice::Named(names) = choice else { return Ok(found) };
     let is_there = |name: &String| {
-        let of = |found: &Found| TOOLCHAINS.iter().find(|known| known.name == found.name);
+        let of = |found: &Found| KNOWN_TOOLCHAINS.iter().find(|known| known.name == found.name);
         found.iter().filter_map(of).any(|known| known.is_called(name))
     };
     match names.iter().find(|name| !is_there(name)) {
         None => Ok(found),
         Some(name) => {
             let message = format!("PATH leads to no toolchain `{name}`");
-            Err(Error::new(ErrorCode::NotFound, FLAG, message)
+            Err(Error::new(ErrorCode::NotFound, TOOLCHAIN_FLAG, message)
                 .remedy("put its directory into PATH, or show it with --mount DIR:DIR"))
         }
     }
@@ -329,7 +329,7 @@ pub fn missing_program(command: &Command) -> Option<String> {
         roots.any(|root| path.starts_with(&root))
     };
     let dir = path.parent().unwrap_or(Path::new("/")).display();
-    let flag = match TOOLCHAINS.iter().find(of) {
+    let flag = match KNOWN_TOOLCHAINS.iter().find(of) {
         Some(toolchain) => format!("--toolchain {}, or --mount {dir}:{dir}", toolchain.name),
         None => format!("--mount {dir}:{dir}"),
     };

@@ -100,7 +100,7 @@ pub const NEVER_SHOWN: &[&str] = &[
 ];
 
 /// A root with nothing but its trees.
-const PLAIN: Root = Root {
+const PLAIN_ROOT: Root = Root {
     variable: None,
     defaults: &[],
     shown: &[],
@@ -111,16 +111,16 @@ const PLAIN: Root = Root {
     in_home: &[],
 };
 
-/// One that holds installations of others, each with a configuration of its own somewhere below.
-const NESTED: Root = Root { never: &["etc"], depth: 5, ..PLAIN };
+/// A root that holds installations of others, each with a configuration of its own somewhere below.
+const NESTED_ROOT: Root = Root { never: &["etc"], depth: 5, ..PLAIN_ROOT };
 
-/// One of tools of every kind: some keep a database, downloads or a configuration in their installation.
-const INSTALLS: Root = Root {
+/// A root with tools of every kind: some keep a database, downloads or a configuration in their installation.
+const INSTALLS_ROOT: Root = Root {
     never: &["etc", "var", "data", "packages", "git", "registry", "config", "config.toml"],
-    ..NESTED
+    ..NESTED_ROOT
 };
 
-pub const TOOLCHAINS: &[Toolchain] = &[
+pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
     Toolchain {
         name: "rust",
         language: "rust",
@@ -136,14 +136,14 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                     ("registry/index", ".cargo/registry/index", 2),
                     ("registry/src", ".cargo/registry/src", 0),
                 ],
-                ..PLAIN
+                ..PLAIN_ROOT
             },
             Root {
                 variable: Some("RUSTUP_HOME"),
                 defaults: &["~/.rustup"],
                 // It makes the last where that is missing.
                 shown: &["toolchains", "settings.toml", "update-hashes"],
-                ..PLAIN
+                ..PLAIN_ROOT
             },
         ],
         variables: &[("RUSTUP_HOME", Value::Root(1)), ("RUSTUP_TOOLCHAIN", Value::Word)],
@@ -162,7 +162,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "versions/node/*/share",
             ],
             in_path_only: true,
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[("NVM_DIR", Value::Root(0)), ("NVM_BIN", Value::ShownPath)],
     },
@@ -179,7 +179,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "node-versions/*/installation/share",
             ],
             in_path_only: true,
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[],
     },
@@ -190,7 +190,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("VOLTA_HOME"),
             defaults: &["~/.volta"],
             shown: &["bin", "tools"],
-            ..NESTED
+            ..NESTED_ROOT
         }],
         variables: &[("VOLTA_HOME", Value::Root(0))],
     },
@@ -201,14 +201,14 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("BUN_INSTALL"),
             defaults: &["~/.bun"],
             shown: &["bin"],
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[],
     },
     Toolchain {
         name: "deno",
         language: "deno",
-        roots: &[Root { defaults: &["~/.deno"], shown: &["bin"], ..PLAIN }],
+        roots: &[Root { defaults: &["~/.deno"], shown: &["bin"], ..PLAIN_ROOT }],
         variables: &[],
     },
     Toolchain {
@@ -229,7 +229,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "version",
                 "versions",
             ],
-            ..NESTED
+            ..NESTED_ROOT
         }],
         variables: &[("PYENV_ROOT", Value::Root(0)), ("PYENV_VERSION", Value::Word)],
     },
@@ -238,12 +238,12 @@ pub const TOOLCHAINS: &[Toolchain] = &[
         language: "python",
         roots: &[
             // Programs of its own alone: the directory is everybody's.
-            Root { defaults: &["~/.local/bin"], shown: &["uv", "uvx"], ..PLAIN },
+            Root { defaults: &["~/.local/bin"], shown: &["uv", "uvx"], ..PLAIN_ROOT },
             Root {
                 variable: Some("UV_PYTHON_INSTALL_DIR"),
                 defaults: &["~/.local/share/uv/python"],
                 shown: &["."],
-                ..PLAIN
+                ..PLAIN_ROOT
             },
         ],
         variables: &[("UV_PYTHON_INSTALL_DIR", Value::Root(1))],
@@ -278,7 +278,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "envs",
             ],
             never: &["conda-meta", "etc"],
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[
             ("CONDA_PREFIX", Value::ShownPath),
@@ -298,7 +298,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 marks: &["VERSION", "pkg/tool", "src/runtime"],
                 // One that is a GOPATH too has modules and clones in it.
                 never: &["mod"],
-                ..PLAIN
+                ..PLAIN_ROOT
             },
             // Of the modules only what a proxy serves: beside it lie clones with their addresses.
             Root {
@@ -306,7 +306,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 defaults: &["~/go"],
                 shown: &["bin", "pkg/mod/cache/download"],
                 depth: 1,
-                ..PLAIN
+                ..PLAIN_ROOT
             },
         ],
         variables: &[
@@ -321,7 +321,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("JAVA_HOME"),
             defaults: &["~/.jdks/*"],
             shown: &["bin", "conf", "include", "jmods", "jre", "legal", "lib", "release"],
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[("JAVA_HOME", Value::ShownPath)],
     },
@@ -349,7 +349,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             never: &["etc", "init.d"],
             depth: 3,
             in_path_only: true,
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[
             ("SDKMAN_DIR", Value::Root(0)),
@@ -374,7 +374,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "version",
                 "versions",
             ],
-            ..NESTED
+            ..NESTED_ROOT
         }],
         variables: &[("RBENV_ROOT", Value::Root(0)), ("RBENV_VERSION", Value::Word)],
     },
@@ -387,9 +387,9 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 variable: Some("MISE_DATA_DIR"),
                 defaults: &["~/.local/share/mise"],
                 shown: &["installs", "shims"],
-                ..INSTALLS
+                ..INSTALLS_ROOT
             },
-            Root { defaults: &["~/.local/bin"], shown: &["mise"], ..PLAIN },
+            Root { defaults: &["~/.local/bin"], shown: &["mise"], ..PLAIN_ROOT },
         ],
         variables: &[("MISE_DATA_DIR", Value::Root(0))],
     },
@@ -400,7 +400,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("ASDF_DATA_DIR"),
             defaults: &["~/.asdf"],
             shown: &["bin", "shims", "libexec", "lib", "plugins/*/bin", "installs", "asdf.sh"],
-            ..INSTALLS
+            ..INSTALLS_ROOT
         }],
         variables: &[("ASDF_DATA_DIR", Value::Root(0)), ("ASDF_DIR", Value::ShownPath)],
     },
@@ -412,7 +412,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
             variable: Some("HOMEBREW_PREFIX"),
             defaults: &["/home/linuxbrew/.linuxbrew", "~/.linuxbrew"],
             shown: &["bin", "sbin", "lib", "libexec", "include", "share", "opt", "Cellar"],
-            ..NESTED
+            ..NESTED_ROOT
         }],
         variables: &[("HOMEBREW_PREFIX", Value::Root(0)), ("HOMEBREW_CELLAR", Value::ShownPath)],
     },
@@ -425,7 +425,7 @@ pub const TOOLCHAINS: &[Toolchain] = &[
                 "bin", "sbin", "lib", "lib64", "libexec", "include", "share", "jmods", "jre",
                 "legal", "release",
             ],
-            ..PLAIN
+            ..PLAIN_ROOT
         }],
         variables: &[("JAVA_HOME", Value::ShownPath), ("MAVEN_HOME", Value::ShownPath)],
     },

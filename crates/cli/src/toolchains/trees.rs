@@ -158,7 +158,7 @@ fn is_named(path: &Path, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    const ROW: Root = Root {
+    const TEST_ROOT: Root = Root {
         variable: None,
         defaults: &[],
         shown: &[],
@@ -179,7 +179,7 @@ mod tests {
 
     fn shown(base: &Path, patterns: &[&str]) -> (Vec<String>, Vec<String>) {
         let inside = |path: &PathBuf| path.strip_prefix(base).unwrap().display().to_string();
-        let found = expand(base, &ROW, (patterns, ROW.depth), |_| true);
+        let found = expand(base, &TEST_ROOT, (patterns, TEST_ROOT.depth), |_| true);
         let left_out = found.left_out.iter().map(|(path, _)| inside(path)).collect();
         (found.paths.iter().map(inside).collect(), left_out)
     }

@@ -12,9 +12,9 @@ use super::{Handle, off_thread};
 use crate::interrupts::Interrupts;
 use crate::printer::Printer;
 
-const APPLY: &str = "apply";
-/// The answer is no: something changed underneath.
-const CONFLICT: i32 = 1;
+const APPLY_OPERATION: &str = "apply";
+/// Exit code where something changed underneath.
+const CONFLICT_EXIT_CODE: i32 = 1;
 
 /// What to do about a sandbox that has the workspace.
 pub const IN_USE: &str = "end it first (`stockade ps`, `stockade kill`), or say --force";
@@ -49,8 +49,8 @@ pub struct Done {
 pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     // Cut off, it would be undone by the next command only: it is short, so it is seen through.
     let _held_off = Interrupts::listen()?;
-    let id = args.id.find(&workspaces, APPLY)?;
-    let claim = if args.force { None } else { Some(claim(&workspaces, &id, APPLY, IN_USE)?) };
+    let id = args.id.find(&workspaces, APPLY_OPERATION)?;
+    let claim = if args.force { None } else { Some(claim(&workspaces, &id, APPLY_OPERATION, IN_USE)?) };
     if claim.is_some() {
         // Nobody has it: what is left of it after this is for its changes alone.
         workspaces.release(&id).await?;
@@ -101,7 +101,7 @@ pub async fn attempt(
 pub fn tell(done: &Done, printer: &Printer) -> i32 {
     let code = match done.application {
         Application::Applied(_) => 0,
-        Application::Conflict { .. } => CONFLICT,
+        Application::Conflict { .. } => CONFLICT_EXIT_CODE,
     };
     if printer.is_json() {
         printer.json(&done.application);

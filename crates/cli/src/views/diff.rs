@@ -21,27 +21,27 @@ pub struct DiffArgs {
 
 /// Shows it.
 pub async fn diff(args: DiffArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
-    let looking = off_thread(move || look(&args, &workspaces));
+    let looking = off_thread(move || read_diff(&args, &workspaces));
     let (diff, patch) = printer.patiently("looking at what was changed", looking).await?;
     match patch {
         _ if printer.is_json() => {
             printer.json(&json!({ "changes": diff.changes, "patch": patch }));
         }
         _ if diff.is_empty() => printer.note("nothing was changed"),
-        Some(patch) => printer.data(&shown(&patch, printer)),
+        Some(patch) => printer.data(&render_patch(&patch, printer)),
         None => printer.data(&diff.to_string()),
     }
     Ok(0)
 }
 
-fn look(args: &DiffArgs, workspaces: &Workspaces) -> Result<(Diff, Option<String>)> {
+fn read_diff(args: &DiffArgs, workspaces: &Workspaces) -> Result<(Diff, Option<String>)> {
     let id = args.id.find(workspaces, "diff")?;
     let patch = if args.patch { Some(workspaces.patch(&id)?) } else { None };
     Ok((workspaces.diff(&id)?, patch))
 }
 
 /// Text for a person is made harmless and coloured; a program gets it as it is.
-fn shown(patch: &str, printer: &Printer) -> String {
+fn render_patch(patch: &str, printer: &Printer) -> String {
     if printer.width().is_some() { painted(patch, printer) } else { patch.to_owned() }
 }
 

@@ -9,7 +9,7 @@ use super::apply::{IN_USE, claim};
 use super::{Handle, off_thread};
 use crate::printer::Printer;
 
-const DISCARD: &str = "discard";
+const DISCARD_OPERATION: &str = "discard";
 
 /// Which to throw away.
 #[derive(Debug, Args)]
@@ -26,8 +26,8 @@ pub struct DiscardArgs {
 pub async fn discard(args: DiscardArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     let mut discarded = Vec::new();
     for handle in &args.ids {
-        let id = handle.find(&workspaces, DISCARD)?;
-        let claim = if args.force { None } else { Some(claim(&workspaces, &id, DISCARD, IN_USE)?) };
+        let id = handle.find(&workspaces, DISCARD_OPERATION)?;
+        let claim = if args.force { None } else { Some(claim(&workspaces, &id, DISCARD_OPERATION, IN_USE)?) };
         let (from, gone) = (workspaces.clone(), id.clone());
         let removing = off_thread(move || from.discard(&gone));
         printer.patiently("removing what was changed", removing).await?;

@@ -11,7 +11,7 @@ use stockade_workspaces::{
 };
 
 use super::apply::claim;
-use super::wanted::RESUME;
+use super::wanted::RESUME_FLAG;
 use super::{Wanted, off_thread, open};
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -57,13 +57,13 @@ pub async fn take(
     let (workspaces, workspace) = match (wanted, wanted.hint()) {
         (Wanted::Kept(handle), _) => {
             let workspaces = open(settings)?;
-            let id = handle.find(&workspaces, RESUME)?;
+            let id = handle.find(&workspaces, RESUME_FLAG)?;
             // Said here by its name; a backend that lost a race would say the same of a path.
-            drop(claim(&workspaces, &id, RESUME, "end it first (`stockade ps`, `stockade kill`)")?);
+            drop(claim(&workspaces, &id, RESUME_FLAG, "end it first (`stockade ps`, `stockade kill`)")?);
             let workspace = workspaces.get(&id)?;
             (workspaces, workspace)
         }
-        (_, Some(hint)) => made(hint, spec, engine, settings, printer).await?,
+        (_, Some(hint)) => acquire_workspace(hint, spec, engine, settings, printer).await?,
         (_, None) => return Ok(None),
     };
     spec.workspace = workspace.spec();
@@ -87,7 +87,7 @@ pub async fn ahead(
     taken
 }
 
-async fn made(
+async fn acquire_workspace(
     hint: Hint,
     spec: &SandboxSpec,
     engine: &Engine,

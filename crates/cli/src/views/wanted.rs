@@ -10,8 +10,8 @@ use super::{Handle, open};
 use crate::config::Settings;
 use crate::printer::Printer;
 
-/// The flag that names a workspace which is there already.
-pub const RESUME: &str = "--resume";
+/// Flag that names a workspace which is there already.
+pub const RESUME_FLAG: &str = "--resume";
 
 /// The workspace that is meant.
 #[derive(Debug, Clone)]
@@ -50,7 +50,7 @@ impl Wanted {
         let Self::Kept(handle) = self else { return Ok(Configured { settings, origin }) };
         // Only now it is known where workspaces are kept, and what this one is a view of.
         let workspaces = open(&settings)?;
-        let kept = workspaces.get(&handle.find(&workspaces, RESUME)?)?;
+        let kept = workspaces.get(&handle.find(&workspaces, RESUME_FLAG)?)?;
         let origin = Workspace::Local(host_path(kept.source)?);
         Ok(Configured { settings: Settings::load(Some(&origin), printer)?, origin })
     }

@@ -120,7 +120,7 @@ async fn admitted(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Resul
     let own =
         Limits { fuel: args.fuel, memory: args.mem, wall_time: args.timeout, ..Limits::default() };
     let spec = SandboxSpec {
-        backend: BackendChoice::Named(registry::WASM),
+        backend: BackendChoice::Named(registry::WASM_BACKEND),
         image: Image::Wasm(existing("FILE", &args.file)?),
         limits: own.or(settings.limits),
         deterministic: args.deterministic,
@@ -128,7 +128,7 @@ async fn admitted(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Resul
         ..SandboxSpec::default()
     };
     admit(&spec, &backend.probe().await)
-        .map_err(|refusals| Error::refused("wasm call", Some(registry::WASM), refusals))
+        .map_err(|refusals| Error::refused("wasm call", Some(registry::WASM_BACKEND), refusals))
 }
 
 /// What is recorded as having been called.

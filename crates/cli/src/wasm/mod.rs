@@ -32,7 +32,7 @@ pub fn recognise(spec: &mut SandboxSpec, command: &mut Command) -> Result<()> {
     }
     if spec.without.contains(&Feature::HostImage) {
         // It is a path inside the sandbox, or the name of a module that the backend knows.
-        spec.backend = BackendChoice::Named(registry::WASM);
+        spec.backend = BackendChoice::Named(registry::WASM_BACKEND);
         return Ok(());
     }
     let Some(path) = on_host(spec, program) else {

@@ -12,8 +12,8 @@ use crate::common::screen::Screen;
 use crate::common::{Place, wait};
 use serde_json::{Value, json};
 
-const PROMPT: &str = "allow it, this once? [y/N] ";
-const DEADLINE: Duration = Duration::from_secs(60);
+const APPROVAL_PROMPT: &str = "allow it, this once? [y/N] ";
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server at a terminal, and a client of it that declares no way to ask.
 struct Desk {
@@ -96,8 +96,8 @@ impl Client {
     }
 
     fn ask(&self, method: &str, params: Value) -> Value {
-        static ASKED: AtomicU64 = AtomicU64::new(1);
-        let id = ASKED.fetch_add(1, Ordering::Relaxed);
+        static NEXT_REQUEST_ID: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT_REQUEST_ID.fetch_add(1, Ordering::Relaxed);
         let message = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
         self.post(&message).1
     }
@@ -105,7 +105,7 @@ impl Client {
     /// The head of the answer, and the message in it, which may come as an event.
     fn post(&self, message: &Value) -> (Vec<String>, Value) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         let Self { address, token, session } = self;
         let session =
             session.as_ref().map(|id| format!("Mcp-Session-Id: {id}\r\n")).unwrap_or_default();
@@ -151,7 +151,7 @@ fn said_yes(answer: JoinHandle<Value>) {
 fn a_person_at_the_terminal_is_asked_and_only_a_yes_is_a_yes() {
     let mut desk = Desk::open(&["--local"], "");
     let asked = desk.bash("touch 'one file'");
-    let shown = desk.screen.until(PROMPT);
+    let shown = desk.screen.until(APPROVAL_PROMPT);
     assert!(shown.contains("bash") && shown.contains("this machine, without walls"), "{shown}");
     assert!(shown.contains("touch \"one file\""), "{shown}");
     assert!(!desk.made("one file"));
@@ -160,7 +160,7 @@ fn a_person_at_the_terminal_is_asked_and_only_a_yes_is_a_yes() {
     assert!(desk.made("one file"));
     for keys in ["n\r", "\r", "yes or no\r", "\u{4}"] {
         let asked = desk.bash("touch never");
-        desk.screen.until(PROMPT);
+        desk.screen.until(APPROVAL_PROMPT);
         desk.screen.keys(keys);
         let why = said_no(asked);
         assert!(why.contains("the person at the server's terminal said no"), "{keys:?}: {why}");
@@ -177,7 +177,7 @@ fn what_happens_inside_walls_is_asked_about_with_the_walls_named() {
     let mut desk = Desk::open(&[], rule);
     said_yes(desk.bash("true"));
     let asked = desk.bash("touch made");
-    let shown = desk.screen.until(PROMPT);
+    let shown = desk.screen.until(APPROVAL_PROMPT);
     assert!(shown.contains("sandbox ") && shown.contains("boundary "), "{shown}");
     assert!(shown.contains("network   its own loopback"), "{shown}");
     desk.screen.keys("y\r");
@@ -192,7 +192,7 @@ fn what_was_typed_before_the_question_is_no_answer() {
     let asked = desk.bash("touch never");
     desk.screen.until("touch never");
     desk.screen.keys("y\r");
-    desk.screen.until(PROMPT);
+    desk.screen.until(APPROVAL_PROMPT);
     desk.screen.keys("n\r");
     said_no(asked);
     assert!(!desk.made("never"));
@@ -203,7 +203,7 @@ fn what_was_typed_before_the_question_is_no_answer() {
 fn no_answer_in_time_is_a_no_and_a_late_one_answers_nothing_else() {
     let mut desk = Desk::open(&["--local"], "askTimeout = \"3s\"");
     let asked = desk.bash("touch never");
-    desk.screen.until(PROMPT);
+    desk.screen.until(APPROVAL_PROMPT);
     let why = said_no(asked);
     assert!(why.contains("within 3 s"), "{why}");
     desk.screen.until("no answer in time");
@@ -211,7 +211,7 @@ fn no_answer_in_time_is_a_no_and_a_late_one_answers_nothing_else() {
     let asked = desk.bash("touch never");
     desk.screen.until("touch never");
     desk.screen.keys("y\r");
-    desk.screen.until(PROMPT);
+    desk.screen.until(APPROVAL_PROMPT);
     desk.screen.keys("\r");
     said_no(asked);
     assert!(!desk.made("never"));
@@ -222,11 +222,11 @@ fn no_answer_in_time_is_a_no_and_a_late_one_answers_nothing_else() {
 fn questions_at_once_are_put_one_after_another() {
     let mut desk = Desk::open(&["--local"], "");
     let asked = [desk.bash("touch first"), desk.bash("touch second")];
-    let shown = desk.screen.until(PROMPT);
+    let shown = desk.screen.until(APPROVAL_PROMPT);
     let firsts = [shown.contains("touch first"), shown.contains("touch second")];
     assert!(firsts[0] != firsts[1], "{shown}");
     desk.screen.keys("y\r");
-    let shown = desk.screen.until(PROMPT);
+    let shown = desk.screen.until(APPROVAL_PROMPT);
     assert_eq!([shown.contains("touch second"), shown.contains("touch first")], firsts, "{shown}");
     desk.screen.keys("n\r");
     let allowed = asked.map(|one| one.join().unwrap()["isError"] != true);
@@ -255,7 +255,7 @@ fn the_terminal_does_not_obey_what_an_agent_writes() {
 fn ctrl_c_ends_the_server_while_a_question_stands() {
     let mut desk = Desk::open(&["--local"], "");
     let asked = desk.bash("touch never");
-    desk.screen.until(PROMPT);
+    desk.screen.until(APPROVAL_PROMPT);
     let place = {
         desk.screen.keys("\u{3}");
         assert_eq!(wait(desk.server).code, 130);

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::common::Place;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn commands(place: &Place, flags: &[&str]) -> Vec<String> {
     let listed = place.stockade(&[&["audit", "list", "--json"], flags].concat());
@@ -78,7 +78,7 @@ fn who_follows_is_told_of_what_happens_and_ends_with_whoever_reads() {
     let place = Place::new();
     let (jobs, ended) = follow(&place, &["audit", "follow", "--json"]);
     let (events, told) = follow(&place, &["events", "--json"]);
-    let until = Instant::now() + DEADLINE;
+    let until = Instant::now() + FOLLOW_TIMEOUT;
     // Nobody knows when they have begun to listen: it goes on until they have heard of something.
     let (mut job, mut kinds) = (None, Vec::new());
     while job.is_none() || !kinds.contains(&"stopped".to_owned()) {

@@ -11,13 +11,13 @@ use crate::common::{signal, start, wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
-const READY: &str = "echo ready; sleep 1000";
+const READY_SCRIPT: &str = "echo ready; sleep 1000";
 
 #[test]
 fn a_client_that_is_killed_takes_its_command_along() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    let (client, ready) = start(place.command(&["exec", &id, "--shell", READY]));
+    let (client, ready) = start(place.command(&["exec", &id, "--shell", READY_SCRIPT]));
     assert_eq!((ready.as_str(), place.running(&id).len()), ("ready", 1));
     Lasting::slay(client);
     eventually("its command has ended", || place.running(&id).is_empty());
@@ -28,7 +28,7 @@ fn a_client_that_is_killed_takes_its_command_along() {
 fn signals_reach_the_command_and_a_second_one_ends_it() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    let (client, _) = start(place.command(&["exec", &id, "--shell", READY]));
+    let (client, _) = start(place.command(&["exec", &id, "--shell", READY_SCRIPT]));
     signal(&client, Signal::INT);
     wait(client).is(130, "", "");
     let stubborn = "trap '' INT TERM; echo ready; while :; do sleep 1000; done";
@@ -43,7 +43,7 @@ fn signals_reach_the_command_and_a_second_one_ends_it() {
 fn a_supervisor_that_is_killed_leaves_nothing() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    let (client, _) = start(place.command(&["exec", &id, "--shell", READY]));
+    let (client, _) = start(place.command(&["exec", &id, "--shell", READY_SCRIPT]));
     place.slay_owner(&id);
     assert_eq!(wait(client).code, 125);
     eventually("its processes are gone", || common::pids_of(&id).is_empty());
@@ -70,7 +70,7 @@ fn the_next_command_clears_away_what_a_killed_supervisor_left() {
 fn a_signal_overtakes_input_that_nobody_reads() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    let mut command = place.command(&["exec", "-i", &id, "--shell", READY]);
+    let mut command = place.command(&["exec", "-i", &id, "--shell", READY_SCRIPT]);
     let (mut client, _) = start({
         command.stdin(Stdio::piped());
         command
@@ -101,7 +101,7 @@ fn kill_all_ends_the_living_and_clears_away_the_dead() {
 fn kill_ends_what_runs_inside_and_the_client_hears_of_it() {
     let place = Lasting::new();
     let id = place.create(&[]);
-    let (client, _) = start(place.command(&["exec", &id, "--shell", READY]));
+    let (client, _) = start(place.command(&["exec", &id, "--shell", READY_SCRIPT]));
     place.stockade(&["kill", &id]).is(0, &format!("{id}\n"), "");
     wait(client).is(137, "", "stockade: ended: another process ended the sandbox on purpose\n");
     place.assert_all_is_gone();
@@ -110,7 +110,7 @@ fn kill_ends_what_runs_inside_and_the_client_hears_of_it() {
 #[test]
 fn kill_ends_a_run_of_another_process() {
     let place = Lasting::new();
-    let (run, _) = start(place.command(&["run", "--shell", READY]));
+    let (run, _) = start(place.command(&["run", "--shell", READY_SCRIPT]));
     let id = place.stockade(&["ps", "-q"]).stdout.trim_end().to_owned();
     let table = place.stockade(&["ps"]).stdout;
     assert!(table.contains("run --shell echo ready"), "{table}");
@@ -145,7 +145,7 @@ fn a_run_over_the_quota_is_recorded_as_refused() {
 #[test]
 fn the_next_command_closes_the_record_of_a_run_that_was_killed() {
     let place = Lasting::new();
-    let (run, ready) = start(place.command(&["run", "--shell", READY]));
+    let (run, ready) = start(place.command(&["run", "--shell", READY_SCRIPT]));
     assert_eq!(ready, "ready");
     Lasting::slay(run);
     let open = place.stockade(&["audit", "list"]).stdout;
@@ -164,7 +164,7 @@ fn the_next_command_closes_the_record_of_a_run_that_was_killed() {
 #[test]
 fn records_are_listed_by_their_start() {
     let place = Lasting::new();
-    let (first, _) = start(place.command(&["run", "--shell", READY]));
+    let (first, _) = start(place.command(&["run", "--shell", READY_SCRIPT]));
     place.stockade(&["run", "--shell", "exit 5"]).code_is(5);
     let jobs = place.json(&["audit", "list"]);
     let ended: Vec<_> =
@@ -220,7 +220,7 @@ fn one_whose_walls_have_fallen_ends_when_that_is_noticed() {
 fn rm_spares_what_is_in_use_and_is_content_with_what_is_not_there() {
     let place = Lasting::new();
     let (idle, busy) = (place.create(&[]), place.create(&[]));
-    let (client, _) = start(place.command(&["exec", &busy, "--shell", READY]));
+    let (client, _) = start(place.command(&["exec", &busy, "--shell", READY_SCRIPT]));
     place.stockade(&["rm", &idle]).is(0, "", "");
     place.stockade(&["rm", &idle]).is(0, "", "");
     place.stockade(&["rm", &busy]).is_refused(&["running", "--force"]);

@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use super::common::lasting::Lasting;
 use super::common::{Done, Place};
 
-/// A shell that needs about 200 MB.
-const EAT: &str = "a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $a | wc -c";
+/// Script whose shell needs about 200 MB.
+const MEMORY_HOG_SCRIPT: &str = "a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $a | wc -c";
 
 /// Whether nothing but the watch holds this limit here, as the outcome says.
 fn is_watched(place: &Place, limit: &str, flags: &[&str]) -> bool {
@@ -66,7 +66,7 @@ fn a_sandbox_can_be_used_again_after_a_limit_and_what_else_runs_in_it_goes_on() 
         let id = create(&place, &["--mem", "64m", "--cpu-time", "2s"]);
         place.stockade(&["exec", "--detach", &id, "sleep", "600"]).code_is(0);
         let job = place.running(&id);
-        is_ended_for(&place.shell(&id, EAT), "memory");
+        is_ended_for(&place.shell(&id, MEMORY_HOG_SCRIPT), "memory");
         place.shell(&id, "echo again").is(0, "again\n", "");
         is_ended_for(&place.shell(&id, "while :; do :; done"), "cpu-time");
         place.shell(&id, "echo again").is(0, "again\n", "");

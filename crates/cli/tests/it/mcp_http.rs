@@ -11,10 +11,10 @@ use crate::common;
 use crate::common::{Place, signal, wait};
 use rustix::process::Signal;
 
-const TOKEN: &str = "0123456789abcdef";
-const HELLO: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"0"}}}"#;
-/// A connection that is not served is not waited for longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const BEARER_TOKEN: &str = "0123456789abcdef";
+const INITIALIZE_REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"0"}}}"#;
+/// Read timeout of a connection that is not served.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Server {
     place: Place,
@@ -26,7 +26,7 @@ impl Server {
     fn start() -> Self {
         let place = Place::new();
         let file = place.path("token");
-        std::fs::write(&file, TOKEN).unwrap();
+        std::fs::write(&file, BEARER_TOKEN).unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
         let args = ["mcp", "--http", "127.0.0.1:0", "--token-file", file.to_str().unwrap()];
         let (child, line) = common::start(place.command(&args));
@@ -37,7 +37,7 @@ impl Server {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         stream
     }
 
@@ -46,11 +46,11 @@ impl Server {
         let mut stream = self.connect();
         let mut head = format!("{line}\r\n");
         headers.iter().for_each(|header| head.push_str(&format!("{header}\r\n")));
-        let length = HELLO.len();
+        let length = INITIALIZE_REQUEST.len();
         write!(
             stream,
             "{head}Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{HELLO}"
+             Content-Length: {length}\r\n\r\n{INITIALIZE_REQUEST}"
         )
         .unwrap();
         let mut answer = [0; 12];
@@ -70,7 +70,7 @@ impl Server {
 }
 
 fn key() -> String {
-    format!("Authorization: Bearer {TOKEN}")
+    format!("Authorization: Bearer {BEARER_TOKEN}")
 }
 
 #[test]

@@ -279,7 +279,7 @@ fn a_reader_who_has_seen_enough_is_no_failure() {
 
 #[test]
 fn twenty_copies_are_twenty_different_machines() {
-    const IDENTITY: &str = "uname -n; cat /proc/sys/kernel/random/uuid; \
+    const IDENTITY_SCRIPT: &str = "uname -n; cat /proc/sys/kernel/random/uuid; \
                             head -c 16 /dev/urandom | od -An -tx1; cat /etc/machine-id 2>/dev/null";
     let place = Lasting::new();
     let id = place.create(&["--no-workspace"]);
@@ -289,7 +289,7 @@ fn twenty_copies_are_twenty_different_machines() {
     let all: Vec<&str> = forked.stdout.lines().chain([id.as_str()]).collect();
     let mut seen = std::collections::BTreeSet::new();
     for one in &all {
-        let told = place.shell(one, IDENTITY).stdout;
+        let told = place.shell(one, IDENTITY_SCRIPT).stdout;
         assert!(told.lines().count() >= 3, "{told}");
         for line in told.lines() {
             assert!(seen.insert(line.to_owned()), "{line} is there twice: {told}");

@@ -5,18 +5,18 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Place, finish};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
+const STOCKADE_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
 
 /// The flag that shows the program inside, where it is outside.
 fn shown() -> String {
-    let dir = PROGRAM.rsplit_once('/').unwrap().0;
+    let dir = STOCKADE_PROGRAM.rsplit_once('/').unwrap().0;
     format!("{dir}:{dir}")
 }
 
 #[test]
 fn inside_another_sandbox_the_remedy_is_to_stay_outside() {
     let place = Place::new();
-    let inner = [PROGRAM, "detect", "landlock"];
+    let inner = [STOCKADE_PROGRAM, "detect", "landlock"];
     let done = place.stockade(&[&["run", "--mount", &shown(), "--"], &inner[..]].concat());
     assert!(done.stdout.contains("beside that sandbox, not in it"), "{done:?}");
 }
@@ -25,7 +25,7 @@ fn inside_another_sandbox_the_remedy_is_to_stay_outside() {
 fn without_a_home_as_cron_has_it_a_command_runs() {
     let place = Place::new();
     place.write("note", "kept");
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(STOCKADE_PROGRAM);
     command.env_clear().current_dir(place.workspace()).stdin(Stdio::null());
     // What cron has, and a state directory of this test's own.
     command.env("PATH", "/usr/bin:/bin").env("STOCKADE_STATE_DIR", place.state());

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use crate::common::changes::{
-    CHANGES, assert_changed, assert_untouched, furnished, ids, json, overlaid, overlaid_with, text,
+    CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids, json, overlaid, overlaid_with, text,
 };
 use crate::common::{Place, finish, signal, start, wait};
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 fn changes_are_kept_apart_and_applied_when_they_are_wanted() {
     for place in [Place::new(), Place::of_an_ordinary_user()] {
         let place = furnished(place);
-        let done = place.stockade(&["run", "--overlay", "--shell", CHANGES]);
+        let done = place.stockade(&["run", "--overlay", "--shell", CHANGES_SCRIPT]);
         let id = ids(&place).remove(0);
         let told = format!(
             "stockade: 3 changes are kept apart in workspace {id}\n\
@@ -81,7 +81,7 @@ fn what_would_run_code_later_is_held_back_until_it_is_named() {
 #[test]
 fn a_file_that_changed_underneath_is_a_conflict_and_nothing_is_applied() {
     let place = furnished(Place::new());
-    let id = overlaid(&place, CHANGES);
+    let id = overlaid(&place, CHANGES_SCRIPT);
     place.write("a", "somebody else's\n");
     let done = place.stockade(&["workspace", "apply", &id]);
     assert_eq!((done.code, done.stdout.as_str()), (1, ""), "{done:?}");
@@ -99,7 +99,7 @@ fn changes_that_are_discarded_are_gone() {
     let place = furnished(Place::of_an_ordinary_user());
     // Whoever watches the disk cannot look into a closed directory, and would end the program for it.
     let flags = ["--without", "disk-limit"];
-    let line = format!("{CHANGES}; mkdir -p deep/er; chmod 0 deep");
+    let line = format!("{CHANGES_SCRIPT}; mkdir -p deep/er; chmod 0 deep");
     let id = overlaid_with(&place, &flags, &line);
     place.stockade(&["workspace", "discard", &id]).is(0, "", "");
     assert_untouched(&place);
@@ -114,7 +114,7 @@ fn changes_that_are_discarded_are_gone() {
 #[test]
 fn the_beginning_of_an_id_is_enough_if_no_other_begins_with_it() {
     let place = furnished(Place::new());
-    let first = overlaid(&place, CHANGES);
+    let first = overlaid(&place, CHANGES_SCRIPT);
     // An id begins with one of 32 characters, so two of these begin alike.
     for _ in 0..32 {
         place.stockade(&["workspace", "fork", &first]).code_is(0);
@@ -129,7 +129,7 @@ fn the_beginning_of_an_id_is_enough_if_no_other_begins_with_it() {
 #[test]
 fn a_fork_goes_its_own_way() {
     let place = furnished(Place::new());
-    let one = overlaid(&place, CHANGES);
+    let one = overlaid(&place, CHANGES_SCRIPT);
     let forked = place.stockade(&["workspace", "fork", &one]);
     let two = forked.stdout.trim_end().to_owned();
     forked.is(0, &format!("{two}\n"), "");
@@ -145,7 +145,7 @@ fn a_fork_goes_its_own_way() {
 #[test]
 fn json_tells_of_the_workspace() {
     let place = furnished(Place::new());
-    let told = json(&place, &["run", "--overlay", "--shell", CHANGES]);
+    let told = json(&place, &["run", "--overlay", "--shell", CHANGES_SCRIPT]);
     let id = told["workspace"]["id"].as_str().unwrap().to_owned();
     assert_eq!((&told["workspace"]["changes"], &told["workspace"]["held"]), (&3.into(), &0.into()));
     let diff = json(&place, &["workspace", "diff", &id, "--patch"]);
@@ -160,7 +160,7 @@ fn json_tells_of_the_workspace() {
 #[test]
 fn a_command_that_is_interrupted_keeps_its_changes_apart() {
     let place = furnished(Place::new());
-    let line = format!("{CHANGES}; echo ready; exec sleep 100");
+    let line = format!("{CHANGES_SCRIPT}; echo ready; exec sleep 100");
     let (child, ready) = start(place.command(&["run", "--overlay", "--shell", &line]));
     assert_eq!(ready, "ready");
     signal(&child, Signal::INT);
@@ -220,7 +220,7 @@ fn root_works_on_a_view_of_another_users_directory_as_that_user() {
         assert_eq!(done.code, 0, "{done:?}");
         done.stdout.trim_end().to_owned()
     };
-    by_root(&["run", "--overlay", "--shell", CHANGES]);
+    by_root(&["run", "--overlay", "--shell", CHANGES_SCRIPT]);
     assert_untouched(&place);
     let id = by_root(&["workspace", "ls", "-q"]);
     let fork = by_root(&["workspace", "fork", &id]);

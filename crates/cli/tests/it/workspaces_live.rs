@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::common;
-use crate::common::changes::{CHANGES, assert_changed, assert_untouched, furnished, ids};
+use crate::common::changes::{CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids};
 use crate::common::lasting::{Lasting, eventually};
 use crate::common::{Done, Place, finish};
 
@@ -15,7 +15,7 @@ fn a_workspace_that_a_sandbox_has_is_left_alone_unless_forced() {
         let (sandbox, id) = (done.stdout.trim_end().to_owned(), ids(&place).remove(0));
         let told = format!("stockade: changes are kept apart in workspace {id}\n");
         done.is(0, &format!("{sandbox}\n"), &told);
-        place.shell(&sandbox, CHANGES).is(0, "", "");
+        place.shell(&sandbox, CHANGES_SCRIPT).is(0, "", "");
         assert_untouched(&place);
         let listed = place.json(&["workspace", "ls"])["workspaces"][0].take();
         assert_eq!((&listed["inUse"], &listed["changes"]), (&true.into(), &3.into()));
@@ -41,7 +41,7 @@ fn the_workspace_of_a_lasting_sandbox_outlives_it_only_for_its_changes() {
     place.stockade(&["kill", &make()]).code_is(0);
     assert_eq!(ids(&place), Vec::<String>::new());
     let sandbox = make();
-    place.shell(&sandbox, CHANGES).code_is(0);
+    place.shell(&sandbox, CHANGES_SCRIPT).code_is(0);
     place.stockade(&["kill", &sandbox]).code_is(0);
     let id = ids(&place).remove(0);
     let listed = place.json(&["workspace", "ls"])["workspaces"][0].take();
@@ -54,7 +54,7 @@ fn the_workspace_of_a_lasting_sandbox_outlives_it_only_for_its_changes() {
 fn a_supervisor_that_is_killed_leaves_the_changes_to_be_applied() {
     let place = Lasting(furnished(Place::new()));
     let sandbox = place.json(&["create", "--overlay"])["sandbox"].as_str().unwrap().to_owned();
-    place.shell(&sandbox, CHANGES).code_is(0);
+    place.shell(&sandbox, CHANGES_SCRIPT).code_is(0);
     place.slay_owner(&sandbox);
     let id = ids(&place).remove(0);
     place.stockade(&["workspace", "apply", &id]).code_is(0);
@@ -65,7 +65,7 @@ fn a_supervisor_that_is_killed_leaves_the_changes_to_be_applied() {
 #[test]
 fn a_detached_command_keeps_its_changes_apart_too() {
     let place = Lasting(furnished(Place::new()));
-    let told = place.json(&["run", "--overlay", "--detach", "--shell", CHANGES]);
+    let told = place.json(&["run", "--overlay", "--detach", "--shell", CHANGES_SCRIPT]);
     let (sandbox, id) = (told["sandbox"].as_str().unwrap(), told["workspace"].as_str().unwrap());
     common::lasting::eventually("it ends", || place.listed(sandbox).is_none());
     assert_untouched(&place);
@@ -77,7 +77,7 @@ fn a_detached_command_keeps_its_changes_apart_too() {
 fn where_no_overlay_can_be_had_the_workspace_is_copied() {
     for place in [Place::new(), Place::of_an_ordinary_user()] {
         let place = furnished(place);
-        let args = ["run", "--backend", "landlock", "--overlay", "--shell", CHANGES];
+        let args = ["run", "--backend", "landlock", "--overlay", "--shell", CHANGES_SCRIPT];
         place.stockade(&args).code_is(0);
         assert_untouched(&place);
         let id = ids(&place).remove(0);
@@ -92,7 +92,7 @@ fn a_copy_that_a_sandbox_has_is_left_alone_as_well() {
     let place = Lasting(furnished(Place::new()));
     let args = ["create", "--backend", "landlock", "--overlay"];
     let sandbox = place.json(&args)["sandbox"].as_str().unwrap().to_owned();
-    place.shell(&sandbox, CHANGES).code_is(0);
+    place.shell(&sandbox, CHANGES_SCRIPT).code_is(0);
     let id = ids(&place).remove(0);
     place.stockade(&["workspace", "discard", &id]).is_refused(&["a sandbox has workspace", &id]);
     place.stockade(&["kill", &sandbox]).code_is(0);
@@ -118,8 +118,8 @@ fn no_setting_is_read_from_what_a_view_shows() {
         assert!(done.stderr.contains("is ignored: it lies in the workspace"), "{done:?}");
         assert!(done.stderr.contains("holds the configuration"), "{done:?}");
     };
-    refused(with(&["run", "--overlay", "--shell", CHANGES]));
-    place.stockade(&["run", "--overlay", "--shell", CHANGES]).code_is(0);
+    refused(with(&["run", "--overlay", "--shell", CHANGES_SCRIPT]));
+    place.stockade(&["run", "--overlay", "--shell", CHANGES_SCRIPT]).code_is(0);
     let id = ids(&place).remove(0);
     refused(with(&["run", "--resume", &id, "true"]));
     refused(with(&["create", "--overlay"]));

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-const MOUNTS: &str = "/proc/self/mountinfo";
+const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
 
 /// The mounts of this process, in the order in which they were made.
 pub(super) struct Mounts(Vec<Mount>);
@@ -29,7 +29,7 @@ pub(super) struct Located {
 
 impl Mounts {
     pub(super) fn read() -> io::Result<Self> {
-        Ok(Self::parse(&std::fs::read(MOUNTS)?))
+        Ok(Self::parse(&std::fs::read(MOUNTINFO_PATH)?))
     }
 
     fn parse(list: &[u8]) -> Self {
@@ -127,14 +127,14 @@ fn unescape(text: &[u8]) -> PathBuf {
 mod tests {
     use super::*;
 
-    const LIST: &[u8] = b"\
+    const SAMPLE_MOUNTINFO: &[u8] = b"\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
 23 22 0:5 / /proc rw - proc proc rw\n\
 30 22 8:1 /home/me /mnt/alias rw - ext4 /dev/sda1 rw\n\
 31 22 8:1 /home/me/state/run /srv/a\\040b/run rw - ext4 /dev/sda1 rw\n";
 
     fn shows(view: &str, other: &str) -> bool {
-        let mounts = Mounts::parse(LIST);
+        let mounts = Mounts::parse(SAMPLE_MOUNTINFO);
         mounts.shows(&mounts.locate(Path::new(view)), &mounts.locate(Path::new(other)))
     }
 
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_lies_in_a_directory_is_known_by_any_name() {
-        let mounts = Mounts::parse(LIST);
+        let mounts = Mounts::parse(SAMPLE_MOUNTINFO);
         let locate = |path: &str| mounts.locate(Path::new(path));
         let state = locate("/home/me/state");
         for inside in ["/home/me/state/run", "/mnt/alias/state", "/srv/a b/run/x"] {

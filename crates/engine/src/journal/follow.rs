@@ -10,9 +10,9 @@ use super::record::Record;
 use super::verify::Damage;
 use super::walk::Snapshot;
 
-const FOLLOW: &str = "follow the journal";
-/// How much is read at once.
-const BLOCK: usize = 1 << 20;
+const FOLLOW_OPERATION: &str = "follow the journal";
+/// Chunk that is read at once.
+const READ_CHUNK_BYTES: usize = 1 << 20;
 
 /// How far somebody has read.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Follower<'j> {
 impl Journal {
     /// Follows the journal from this instant on.
     pub fn follow(&self) -> Result<Follower<'_>> {
-        let snapshot = Snapshot::take(&self.dir).map_err(|fault| fault.during(FOLLOW))?;
+        let snapshot = Snapshot::take(&self.dir).map_err(|fault| fault.during(FOLLOW_OPERATION))?;
         let (segment, offset) = (snapshot.head.segment, snapshot.head.offset);
         Ok(Follower { journal: self, segment, offset })
     }
@@ -34,7 +34,7 @@ impl Journal {
 impl Follower<'_> {
     /// What was recorded since the last call, at most about a mebibyte of it; nothing if nothing was.
     pub fn news(&mut self) -> Result<Vec<Record>> {
-        self.read().map_err(|fault| fault.during(FOLLOW))
+        self.read().map_err(|fault| fault.during(FOLLOW_OPERATION))
     }
 
     fn read(&mut self) -> Result<Vec<Record>, Fault> {
@@ -49,8 +49,8 @@ impl Follower<'_> {
                 Some(None) => Vec::new(),
                 Some(Some((file, limit))) => {
                     let end = file.metadata().during("read", name)?.len().min(limit);
-                    let more = usize::try_from(end.saturating_sub(self.offset)).unwrap_or(BLOCK);
-                    let mut bytes = vec![0; more.min(BLOCK)];
+                    let more = usize::try_from(end.saturating_sub(self.offset)).unwrap_or(READ_CHUNK_BYTES);
+                    let mut bytes = vec![0; more.min(READ_CHUNK_BYTES)];
                     file.read_exact_at(&mut bytes, self.offset).during("read", name)?;
                     bytes
                 }

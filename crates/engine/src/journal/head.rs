@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt;
 
 use super::record::{Digest, Link};
 
-/// The name of its file.
-pub(super) const HEAD: &str = "head";
-const LENGTH: usize = 161;
+/// File of the head.
+pub(super) const HEAD_FILE: &str = "head";
+const HEAD_TEXT_BYTES: usize = 161;
 
 /// The last record, and where it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The head of a journal without records.
-    pub(super) const EMPTY: Self = Self { seq: 0, segment: 1, offset: 0, hash: Digest::GENESIS };
+    /// Head of a journal without records.
+    pub(super) const EMPTY_JOURNAL: Self = Self { seq: 0, segment: 1, offset: 0, hash: Digest::GENESIS_HASH };
 
     /// The head after one more record.
     pub(super) fn after(self, hash: Digest, length: u64) -> Self {
@@ -54,7 +54,7 @@ impl Head {
 
     /// The head in a file, or nothing if the file does not hold one.
     pub(super) fn read(file: &File) -> io::Result<Option<Self>> {
-        let mut text = [0; LENGTH + 1];
+        let mut text = [0; HEAD_TEXT_BYTES + 1];
         let mut filled = 0;
         while filled < text.len() {
             match file.read_at(&mut text[filled..], filled as u64)? {
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn a_head_reads_back_and_nothing_else_does() {
-        let head = Head { seq: u64::MAX, segment: u32::MAX, offset: 7, hash: Digest::GENESIS };
+        let head = Head { seq: u64::MAX, segment: u32::MAX, offset: 7, hash: Digest::GENESIS_HASH };
         let text = head.text();
-        assert_eq!(text.len(), LENGTH);
+        assert_eq!(text.len(), HEAD_TEXT_BYTES);
         assert_eq!(Head::parse(text.as_bytes()), Some(head));
-        for wrong in [&text[1..], &text[..LENGTH - 1], "", &text.replace(' ', "\t")] {
+        for wrong in [&text[1..], &text[..HEAD_TEXT_BYTES - 1], "", &text.replace(' ', "\t")] {
             assert_eq!(Head::parse(wrong.as_bytes()), None, "{wrong:?}");
         }
     }

@@ -35,13 +35,13 @@ pub use verify::{Break, Damage, Verdict};
 
 use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
 use fault::{During, Fault};
-use head::{HEAD, Head};
+use head::{HEAD_FILE, Head};
 use walk::Walk;
 use writer::Writer;
 
-/// The segment that is written to.
-const CURRENT: &str = "journal.jsonl";
-const RECORD: &str = "record";
+/// File of the segment that is written to.
+const CURRENT_SEGMENT_FILE: &str = "journal.jsonl";
+const RECORD_OPERATION: &str = "record";
 
 /// The name of a finished segment.
 fn archive(segment: u32) -> String {
@@ -85,7 +85,7 @@ impl Journal {
     /// Opens the journal, beginning one where there is none.
     pub fn open(state: &StateDir, options: JournalOptions) -> Result<Self> {
         let dir = state.subdirectory("journal")?;
-        begin(&dir).map_err(|fault| fault.during("open the journal"))?;
+        create_head(&dir).map_err(|fault| fault.during("open the journal"))?;
         Ok(Self { dir, options })
     }
 
@@ -96,7 +96,7 @@ impl Journal {
     /// - If it fails, nothing was recorded and nothing may be run (C-40). A later call heals what a
     ///   failed write left.
     pub fn append(&self, event: Event) -> Result<Receipt> {
-        self.append_within(&event, LOCK_PATIENCE).map_err(|fault| fault.during(RECORD))
+        self.append_within(&event, LOCK_PATIENCE).map_err(|fault| fault.during(RECORD_OPERATION))
     }
 
     /// Records one event if no other writer is at it this instant, else does nothing: for callers
@@ -104,7 +104,7 @@ impl Journal {
     pub fn try_append(&self, event: &Event) -> Result<Option<Receipt>> {
         match self.append_within(event, Duration::ZERO) {
             Err(Fault::Locked { .. }) => Ok(None),
-            other => other.map(Some).map_err(|fault| fault.during(RECORD)),
+            other => other.map(Some).map_err(|fault| fault.during(RECORD_OPERATION)),
         }
     }
 
@@ -118,8 +118,8 @@ impl Journal {
     }
 
     fn lock(&self, waited: Duration) -> Result<Locked, Fault> {
-        let path = || self.dir.path_of(HEAD);
-        let file = self.dir.open(HEAD, OFlags::RDWR).during("open", path)?;
+        let path = || self.dir.path_of(HEAD_FILE);
+        let file = self.dir.open(HEAD_FILE, OFlags::RDWR).during("open", path)?;
         let locked = Locked::within(file, Sharing::Exclusive, waited).during("lock", path)?;
         locked.ok_or_else(|| Fault::Locked { file: path(), waited })
     }
@@ -149,7 +149,7 @@ impl Journal {
 
     /// The same, the one that started last first: quick however long the journal is.
     pub fn newest_jobs(&self, filter: Filter) -> Result<NewestJobs<'_>> {
-        NewestJobs::new(&self.dir, filter).map_err(|fault| fault.during(read::READ))
+        NewestJobs::new(&self.dir, filter).map_err(|fault| fault.during(read::READ_OPERATION))
     }
 
     /// One execution.
@@ -159,33 +159,33 @@ impl Journal {
     }
 
     fn walk(&self) -> Result<Walk<'_>> {
-        Walk::new(&self.dir).map_err(|fault| fault.during(read::READ))
+        Walk::new(&self.dir).map_err(|fault| fault.during(read::READ_OPERATION))
     }
 }
 
 /// Makes the head of an empty journal, unless there is one. It appears whole or not at all.
-fn begin(dir: &Directory) -> Result<(), Fault> {
-    let path = || dir.path_of(HEAD);
-    if dir.exists(HEAD).during("look for", path)? {
+fn create_head(dir: &Directory) -> Result<(), Fault> {
+    let path = || dir.path_of(HEAD_FILE);
+    if dir.exists(HEAD_FILE).during("look for", path)? {
         return Ok(());
     }
     // Listed before the head is made: another process may begin the same journal just now.
     let names = dir.names().during("list", || dir.path_of("."))?;
     let has_records = names.iter().any(|name| walk::is_segment(name));
-    if has_records && !dir.exists(HEAD).during("look for", path)? {
+    if has_records && !dir.exists(HEAD_FILE).during("look for", path)? {
         return Err(Fault::Damaged { file: path(), what: Damage::Removed });
     }
-    let draft = draft_name(HEAD);
-    let made = place(dir, &draft).during("create", path);
+    let draft = draft_name(HEAD_FILE);
+    let made = link_head(dir, &draft).during("create", path);
     dir.remove(&draft).during("clean up", || dir.path_of(&draft))?;
     made
 }
 
-fn place(dir: &Directory, draft: &str) -> std::io::Result<()> {
+fn link_head(dir: &Directory, draft: &str) -> std::io::Result<()> {
     let file = dir.open(draft, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
-    Head::EMPTY.write(&file)?;
+    Head::EMPTY_JOURNAL.write(&file)?;
     file.sync_data()?;
-    match dir.link(draft, HEAD) {
+    match dir.link(draft, HEAD_FILE) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         linked => linked,
     }

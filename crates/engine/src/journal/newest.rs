@@ -9,14 +9,14 @@ use stockade_core::{JobId, Result};
 
 use super::event::Event;
 use super::fault::{During, Fault};
-use super::read::{Filter, Job, READ};
+use super::read::{Filter, Job, READ_OPERATION};
 use super::record::{MAX_LINE, Record};
 use super::verify::Damage;
 use super::walk::Snapshot;
 use crate::state::Directory;
 
-/// How much is read at once.
-const BLOCK: u64 = 1 << 16;
+/// Chunk that is read at once.
+const READ_CHUNK_BYTES: u64 = 1 << 16;
 
 /// Executions whose start fits a filter, the one that started last first. Whoever let one through is not told.
 pub struct NewestJobs<'a> {
@@ -64,7 +64,7 @@ impl Iterator for NewestJobs<'_> {
 
     /// Ends after the first error.
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.advance().map_err(|fault| fault.during(READ)).transpose();
+        let next = self.advance().map_err(|fault| fault.during(READ_OPERATION)).transpose();
         if !matches!(next, Some(Ok(_))) {
             self.lines = None;
         }
@@ -151,7 +151,7 @@ impl Lines {
     }
 
     fn read_block(&mut self) -> io::Result<()> {
-        let size = self.from.min(BLOCK);
+        let size = self.from.min(READ_CHUNK_BYTES);
         let mut block = vec![0; usize::try_from(size).map_err(io::Error::other)?];
         self.from -= size;
         self.file.read_exact_at(&mut block, self.from)?;
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(backward("", u64::MAX), [""; 0]);
         assert_eq!(backward("a\nb\n", u64::MAX), ["b", "a"]);
         assert_eq!(backward("a\nb\nc\n", 4), ["b", "a"]);
-        let long = "x".repeat(BLOCK as usize - 1);
+        let long = "x".repeat(READ_CHUNK_BYTES as usize - 1);
         let text = format!("first\n{long}\nlast\n");
         assert_eq!(backward(&text, u64::MAX), ["last", long.as_str(), "first"]);
     }

@@ -61,7 +61,7 @@ impl Journal {
         let lock = self.lock(LOCK_PATIENCE)?;
         let mut writer = Writer::resume(&self.dir, &self.options, &lock)?;
         let finished = self.finished()?;
-        let going = going(which, &finished, writer.bytes());
+        let going = select_removable(which, &finished, writer.bytes());
         let Some(last) = going.last().filter(|_| meant) else { return Ok(sum(going)) };
         let link = self.last_link(last.segment)?;
         let event = Event::Pruned { segment: last.segment, last: link.seq, hash: link.hash };
@@ -102,7 +102,7 @@ impl Journal {
 }
 
 /// Those of the oldest that go.
-fn going(which: Prune, finished: &[Finished], current: u64) -> &[Finished] {
+fn select_removable(which: Prune, finished: &[Finished], current: u64) -> &[Finished] {
     let mut left = current + finished.iter().map(|file| file.bytes).sum::<u64>();
     let goes = |file: &&Finished| {
         let old = which.before.is_some_and(|before| file.written < before);
@@ -135,7 +135,7 @@ mod tests {
         let number = |before: Option<u64>, larger_than: Option<u64>| {
             let before = before.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
             let which = Prune { before, larger_than: larger_than.map(Bytes) };
-            going(which, &files, 5).len()
+            select_removable(which, &files, 5).len()
         };
         assert_eq!(number(None, None), 0);
         assert_eq!(number(Some(160), None), 1);

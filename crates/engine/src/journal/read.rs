@@ -14,7 +14,7 @@ use super::time::Timestamp;
 use super::verify::Damage;
 use super::walk::{Place, Shape, Walk};
 
-pub(super) const READ: &str = "read the journal";
+pub(super) const READ_OPERATION: &str = "read the journal";
 
 /// Which records: those that name everything given here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Iterator for Records<'_> {
 
     /// Ends after the first error.
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.advance().map_err(|fault| fault.during(READ)).transpose();
+        let next = self.advance().map_err(|fault| fault.during(READ_OPERATION)).transpose();
         if !matches!(next, Some(Ok(_))) {
             self.walk = None;
         }

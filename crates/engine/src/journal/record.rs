@@ -15,8 +15,8 @@ use super::verify::Damage;
 
 /// The longest line, its newline included.
 pub(super) const MAX_LINE: usize = 1 << 20;
-/// More than all of a line that is not the event.
-const ENVELOPE: usize = 512;
+/// Upper bound of the part of a line that is not the event.
+const MAX_ENVELOPE_BYTES: usize = 512;
 
 const BEFORE_HASH: &[u8] = b"{\"hash\":\"";
 const AFTER_HASH: &[u8] = b"\",";
@@ -55,12 +55,12 @@ pub(super) struct Link {
 /// The event as JSON, or nothing if its line would be too long.
 pub(super) fn encode(event: &Event) -> serde_json::Result<Option<Vec<u8>>> {
     let json = serde_json::to_vec(event)?;
-    Ok((json.len() <= MAX_LINE - ENVELOPE).then_some(json))
+    Ok((json.len() <= MAX_LINE - MAX_ENVELOPE_BYTES).then_some(json))
 }
 
 /// The whole line of a record, newline included, and its hash.
 pub(super) fn line(prev: Digest, seq: u64, time: Timestamp, event: &[u8]) -> (Vec<u8>, Digest) {
-    let mut body = Vec::with_capacity(event.len() + ENVELOPE);
+    let mut body = Vec::with_capacity(event.len() + MAX_ENVELOPE_BYTES);
     let fields = format!("\"prev\":\"{prev}\",\"seq\":{seq},\"time\":\"{time}\",\"event\":");
     body.extend_from_slice(fields.as_bytes());
     body.extend_from_slice(event);
@@ -94,19 +94,19 @@ impl Link {
     /// Reads a line without its newline. What it says is what its hash covers, or it is damaged.
     pub(super) fn read(line: &[u8]) -> Result<Self, Damage> {
         let rest = line.strip_prefix(BEFORE_HASH).ok_or(Damage::Malformed)?;
-        let (hash, rest) = hex(rest)?;
+        let (hash, rest) = parse_hash(rest)?;
         let body = rest.strip_prefix(AFTER_HASH).ok_or(Damage::Malformed)?;
         if Digest::of(body) != hash {
             return Err(Damage::Changed);
         }
         let rest = body.strip_prefix(BEFORE_PREV).ok_or(Damage::Malformed)?;
-        let (prev, rest) = hex(rest)?;
+        let (prev, rest) = parse_hash(rest)?;
         let rest = rest.strip_prefix(BEFORE_SEQ).ok_or(Damage::Malformed)?;
         Ok(Self { hash, prev, seq: number(rest)? })
     }
 }
 
-fn hex(given: &[u8]) -> Result<(Digest, &[u8]), Damage> {
+fn parse_hash(given: &[u8]) -> Result<(Digest, &[u8]), Damage> {
     let (digits, rest) = given.split_at_checked(64).ok_or(Damage::Malformed)?;
     Ok((Digest::from_hex(digits).ok_or(Damage::Malformed)?, rest))
 }
@@ -118,8 +118,8 @@ fn number(given: &[u8]) -> Result<u64, Damage> {
 }
 
 impl Digest {
-    /// What the first record follows.
-    pub(super) const GENESIS: Self = Self([0; 32]);
+    /// Previous hash of the first record.
+    pub(super) const GENESIS_HASH: Self = Self([0; 32]);
 
     fn of(body: &[u8]) -> Self {
         Self(Sha256::digest(body).into())
@@ -155,11 +155,11 @@ impl From<[u8; 32]> for Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = String::with_capacity(64);
         for byte in self.0 {
-            text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-            text.push(char::from(DIGITS[usize::from(byte & 15)]));
+            text.push(char::from(HEX_DIGITS[usize::from(byte >> 4)]));
+            text.push(char::from(HEX_DIGITS[usize::from(byte & 15)]));
         }
         f.pad(&text)
     }
@@ -193,9 +193,9 @@ mod tests {
     fn a_line_reads_back_as_the_link_and_the_record_it_was_made_from() {
         let event = Event::Rotated { segment: 7 };
         let json = encode(&event).unwrap().unwrap();
-        let (line, hash) = line(Digest::GENESIS, 3, Timestamp::now(), &json);
+        let (line, hash) = line(Digest::GENESIS_HASH, 3, Timestamp::now(), &json);
         let line = line.strip_suffix(b"\n").unwrap();
-        assert_eq!(Link::read(line), Ok(Link { hash, prev: Digest::GENESIS, seq: 3 }));
+        assert_eq!(Link::read(line), Ok(Link { hash, prev: Digest::GENESIS_HASH, seq: 3 }));
         let record: Record = serde_json::from_slice(line).unwrap();
         assert_eq!((record.hash, record.seq, record.event), (hash, 3, event));
         assert!(is_rotation(line, 7) && !is_rotation(line, 8));

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// The last instant with a four-digit year, which is the last one RFC 3339 can write.
-const LAST: u64 = 253_402_300_799_999;
+/// Last instant with a four-digit year, in milliseconds: the last one that RFC 3339 can write.
+const MAX_TIMESTAMP_MILLIS: u64 = 253_402_300_799_999;
 
 /// An instant in whole milliseconds, written as RFC 3339 in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl From<SystemTime> for Timestamp {
     /// Instants that RFC 3339 cannot write become the nearest that it can.
     fn from(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(u64::try_from(since.as_millis()).unwrap_or(LAST).min(LAST))
+        Self(u64::try_from(since.as_millis()).unwrap_or(MAX_TIMESTAMP_MILLIS).min(MAX_TIMESTAMP_MILLIS))
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
         for (millis, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (1_700_000_000_123, "2023-11-14T22:13:20.123Z"),
-            (LAST, "9999-12-31T23:59:59.999Z"),
+            (MAX_TIMESTAMP_MILLIS, "9999-12-31T23:59:59.999Z"),
         ] {
             assert_eq!(Timestamp(millis).to_string(), text);
             assert_eq!(Timestamp::try_from(text.to_owned()).unwrap(), Timestamp(millis));
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_clock_beyond_all_years_still_prints() {
         let early = UNIX_EPOCH - Duration::from_secs(1);
-        let late = UNIX_EPOCH + Duration::from_secs(LAST);
+        let late = UNIX_EPOCH + Duration::from_secs(MAX_TIMESTAMP_MILLIS);
         assert_eq!(Timestamp::from(early).to_string(), "1970-01-01T00:00:00.000Z");
         assert_eq!(Timestamp::from(late).to_string(), "9999-12-31T23:59:59.999Z");
     }

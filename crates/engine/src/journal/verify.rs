@@ -12,7 +12,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::fault::Fault;
-use super::head::{HEAD, Head};
+use super::head::{HEAD_FILE, Head};
 use super::record::{Digest, Link, is_rotation, pruned};
 use super::walk::{Place, Shape, Walk, archived};
 use crate::state::Directory;
@@ -64,7 +64,7 @@ pub enum Damage {
 
 impl Break {
     pub(super) fn of_head(seq: u64, what: Damage) -> Self {
-        Self { segment: HEAD.to_owned(), line: 1, seq, what }
+        Self { segment: HEAD_FILE.to_owned(), line: 1, seq, what }
     }
 }
 
@@ -99,7 +99,7 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn new(dir: &'a Directory) -> Result<Self, Fault> {
-        let (last, ends) = (Head::EMPTY, BTreeMap::new());
+        let (last, ends) = (Head::EMPTY_JOURNAL, BTreeMap::new());
         Ok(Self { walk: Walk::new(dir)?, last, at: (1, 0), floor: last, ends, pruned: None })
     }
 
@@ -127,7 +127,7 @@ impl<'a> Check<'a> {
         let oldest = place.segment == self.walk.snapshot.first && place.line == 1;
         if let (true, true, Ok(link)) = (oldest, place.segment > 1, Link::read(line)) {
             let seq = link.seq.saturating_sub(1);
-            self.floor = Head { seq, hash: link.prev, ..Head::EMPTY };
+            self.floor = Head { seq, hash: link.prev, ..Head::EMPTY_JOURNAL };
             self.last = self.floor;
         }
     }
@@ -208,7 +208,7 @@ impl<'a> Check<'a> {
     /// Every line is in order: now the end.
     fn finish(mut self) -> Verdict {
         if !self.removal_is_recorded() {
-            self.last = Head::EMPTY;
+            self.last = Head::EMPTY_JOURNAL;
             return self.broken(1, 1, Damage::Removed);
         }
         let head = self.walk.snapshot.head;

@@ -7,12 +7,12 @@ use std::io::{self, BufRead, BufReader, Read, Take};
 use rustix::fs::OFlags;
 
 use super::fault::{During, Fault};
-use super::head::{HEAD, Head};
+use super::head::{HEAD_FILE, Head};
 use super::record::MAX_LINE;
 use super::tail::Tail;
 use super::verify::{Break, Damage};
 use super::writer::rename_is_due;
-use super::{CURRENT, archive};
+use super::{CURRENT_SEGMENT_FILE, archive};
 use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing};
 
 /// The journal at one instant: what is appended later is not seen.
@@ -31,16 +31,16 @@ pub(super) struct Snapshot {
 impl Snapshot {
     pub(super) fn take(dir: &Directory) -> Result<Self, Fault> {
         let lock = lock_for_reading(dir)?;
-        let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD))?;
+        let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD_FILE))?;
         let head = head.ok_or(Fault::Broken(Break::of_head(0, Damage::Malformed)))?;
         let unrenamed = rename_is_due(dir, head)?;
-        let current = optional(dir.open(CURRENT, OFlags::RDONLY));
-        let current = current.during("open", || dir.path_of(CURRENT))?;
+        let current = optional(dir.open(CURRENT_SEGMENT_FILE, OFlags::RDONLY));
+        let current = current.during("open", || dir.path_of(CURRENT_SEGMENT_FILE))?;
         let current_number = if unrenamed { head.segment - 1 } else { head.segment };
         let first =
             archived(dir)?.first().map_or(current_number, |oldest| current_number.min(*oldest));
         let mut snapshot = Self { head, first, damage: None, current, unrenamed };
-        snapshot.look_beyond().during("read", || dir.path_of(CURRENT))?;
+        snapshot.look_beyond().during("read", || dir.path_of(CURRENT_SEGMENT_FILE))?;
         drop(lock);
         Ok(snapshot)
     }
@@ -89,17 +89,17 @@ impl Snapshot {
 }
 
 fn lock_for_reading(dir: &Directory) -> Result<Locked, Fault> {
-    let file = match dir.open(HEAD, OFlags::RDONLY) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(headless(dir)?),
-        opened => opened.during("open", || dir.path_of(HEAD))?,
+    let file = match dir.open(HEAD_FILE, OFlags::RDONLY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing_head_fault(dir)?),
+        opened => opened.during("open", || dir.path_of(HEAD_FILE))?,
     };
     let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
-    let locked = locked.during("lock", || dir.path_of(HEAD))?;
-    locked.ok_or_else(|| Fault::Locked { file: dir.path_of(HEAD), waited: LOCK_PATIENCE })
+    let locked = locked.during("lock", || dir.path_of(HEAD_FILE))?;
+    locked.ok_or_else(|| Fault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_PATIENCE })
 }
 
 /// Without a head there is no journal, unless there are records: then the head was taken away.
-fn headless(dir: &Directory) -> Result<Fault, Fault> {
+fn missing_head_fault(dir: &Directory) -> Result<Fault, Fault> {
     let names = dir.names().during("list", || dir.path_of("."))?;
     Ok(if names.iter().any(|name| is_segment(name)) {
         Fault::Broken(Break::of_head(0, Damage::Removed))
@@ -210,7 +210,7 @@ impl<'a> Walk<'a> {
         let Segment::Lines(reader) = &mut self.reader else { return Ok(None) };
         let read = reader.take(MAX_LINE as u64).read_until(b'\n', line);
         read.during("read", || self.dir.path_of(&self.snapshot.name(self.segment)))?;
-        Ok(shape(line))
+        Ok(classify_line(line))
     }
 }
 
@@ -219,13 +219,13 @@ impl Snapshot {
     pub(super) fn name(&self, segment: u32) -> String {
         let last = self.head.segment;
         if segment == last || (self.unrenamed && segment + 1 == last) {
-            return CURRENT.to_owned();
+            return CURRENT_SEGMENT_FILE.to_owned();
         }
         archive(segment)
     }
 }
 
-fn shape(line: &mut Vec<u8>) -> Option<Shape> {
+fn classify_line(line: &mut Vec<u8>) -> Option<Shape> {
     if line.is_empty() {
         return None;
     }

@@ -14,12 +14,12 @@ use rustix::fs::OFlags;
 
 use super::event::Event;
 use super::fault::{During, Fault};
-use super::head::{HEAD, Head};
+use super::head::{HEAD_FILE, Head};
 use super::record::{self, Digest};
 use super::tail::Tail;
 use super::time::Timestamp;
 use super::verify::Damage;
-use super::{CURRENT, JournalOptions, Receipt, archive};
+use super::{CURRENT_SEGMENT_FILE, JournalOptions, Receipt, archive};
 use crate::state::{Directory, Locked};
 
 /// One turn at the journal: exists only while the lock is held.
@@ -38,8 +38,8 @@ impl<'a> Writer<'a> {
         options: &'a JournalOptions,
         lock: &'a Locked,
     ) -> Result<Self, Fault> {
-        let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD))?;
-        let head = head.ok_or_else(|| damaged(dir, HEAD, Damage::Malformed))?;
+        let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD_FILE))?;
+        let head = head.ok_or_else(|| damaged(dir, HEAD_FILE, Damage::Malformed))?;
         let mut writer = Self { dir, options, lock, head, current: open_current(dir, head)? };
         writer.heal()?;
         writer.announce_rotation()?;
@@ -79,7 +79,7 @@ impl<'a> Writer<'a> {
                 self.current.set_len(offset).during("heal", || self.current_path())
             }
             Tail::Whole(link, length) => self.move_head(self.head.after(link.hash, length)),
-            Tail::Damaged(what) => Err(damaged(self.dir, CURRENT, what)),
+            Tail::Damaged(what) => Err(damaged(self.dir, CURRENT_SEGMENT_FILE, what)),
         }
     }
 
@@ -123,12 +123,12 @@ impl<'a> Writer<'a> {
     fn write(&self, line: &[u8]) -> Result<(), Fault> {
         let path = || self.current_path();
         self.current.write_all_at(line, self.head.offset).during("write", path)?;
-        self.flush(&self.current, CURRENT)
+        self.flush(&self.current, CURRENT_SEGMENT_FILE)
     }
 
     fn move_head(&mut self, head: Head) -> Result<(), Fault> {
-        head.write(self.lock.file()).during("write", || self.dir.path_of(HEAD))?;
-        self.flush(self.lock.file(), HEAD)?;
+        head.write(self.lock.file()).during("write", || self.dir.path_of(HEAD_FILE))?;
+        self.flush(self.lock.file(), HEAD_FILE)?;
         self.head = head;
         Ok(())
     }
@@ -141,20 +141,20 @@ impl<'a> Writer<'a> {
     }
 
     fn current_path(&self) -> PathBuf {
-        self.dir.path_of(CURRENT)
+        self.dir.path_of(CURRENT_SEGMENT_FILE)
     }
 }
 
 /// Opens the segment the head speaks of, after a rename that may still be due.
 fn open_current(dir: &Directory, head: Head) -> Result<File, Fault> {
-    let path = || dir.path_of(CURRENT);
+    let path = || dir.path_of(CURRENT_SEGMENT_FILE);
     if rename_is_due(dir, head)? {
-        dir.rename(CURRENT, &archive(head.segment - 1)).during("rename", path)?;
+        dir.rename(CURRENT_SEGMENT_FILE, &archive(head.segment - 1)).during("rename", path)?;
     }
     let fresh = if head.offset == 0 { OFlags::CREATE } else { OFlags::empty() };
-    match dir.open(CURRENT, OFlags::RDWR | fresh) {
+    match dir.open(CURRENT_SEGMENT_FILE, OFlags::RDWR | fresh) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && head.offset > 0 => {
-            Err(damaged(dir, CURRENT, Damage::Removed))
+            Err(damaged(dir, CURRENT_SEGMENT_FILE, Damage::Removed))
         }
         opened => opened.during("open", path),
     }

@@ -15,12 +15,12 @@ pub(super) type Seat = u64;
 /// One caller who wants a sandbox.
 pub(super) type Asker = u64;
 
-/// How long making rests after the first failure in a row; each further one doubles it.
-const REST: Duration = Duration::from_millis(100);
+/// Delay after the first failed creation in a row; each further failure doubles it.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_REST: Duration = Duration::from_secs(30);
 
-/// How long nothing is made ahead after one had to make room.
-const ROOM: Duration = Duration::from_secs(1);
+/// Pause of creation after a ready sandbox had to make room.
+const EVICTION_PAUSE: Duration = Duration::from_secs(1);
 
 /// The numbers a pool is held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,7 +172,7 @@ impl Machine {
         if !self.making.remove(&seat) {
             return Vec::new();
         }
-        let rest = REST.saturating_mul(1 << self.failures.min(16)).min(LONGEST_REST);
+        let rest = FIRST_RETRY_DELAY.saturating_mul(1 << self.failures.min(16)).min(LONGEST_REST);
         self.failures = self.failures.saturating_add(1);
         self.rests_until = now + rest;
         let mut acts = Vec::new();
@@ -199,7 +199,7 @@ impl Machine {
 
     /// A ready one has to make room for something else: no other is made in its place at once.
     pub(super) fn withdraw(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
-        self.rests_until = self.rests_until.max(now.saturating_add(ROOM));
+        self.rests_until = self.rests_until.max(now.saturating_add(EVICTION_PAUSE));
         self.spoiled(now, seat)
     }
 

@@ -26,7 +26,7 @@ use crate::sandboxes::{Live, Order};
 use machine::{Bounds, Counts};
 use steward::Steward;
 
-const OPEN: &str = "open a pool";
+const OPEN_OPERATION: &str = "open a pool";
 
 /// Sandboxes to be kept ready for one spec. Its tenant is whose they are, from before anybody asks
 /// for one.
@@ -86,7 +86,7 @@ impl PoolSpec {
 
     fn bounds(&self) -> Result<Bounds> {
         let wrong = |message: String, remedy: &str| {
-            Err(Error::new(ErrorCode::Invalid, OPEN, message).remedy(remedy))
+            Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy(remedy))
         };
         if self.maximum == 0 || self.minimum > self.maximum {
             let message = format!("minimum {}, maximum {}", self.minimum, self.maximum);
@@ -125,7 +125,7 @@ impl Engine {
                 let minimum = pool.minimum;
                 let message =
                     format!("tenant {tenant} may have {quota} sandboxes, not {minimum} ready ones");
-                Err(Error::new(ErrorCode::Invalid, OPEN, message)
+                Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
                     .remedy("lower the pool's minimum, or raise the quota"))
             }
             Some(_) | None => Ok(()),
@@ -138,7 +138,7 @@ fn refuse_overlay(spec: &SandboxSpec) -> Result<()> {
         Workspace::Ephemeral | Workspace::Local(_) => Ok(()),
         Workspace::Overlay(_) => {
             let message = "a copy-on-write workspace belongs to one sandbox";
-            Err(Error::new(ErrorCode::Invalid, OPEN, message)
+            Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
                 .remedy("prepare for an ephemeral workspace or for a directory"))
         }
     }
@@ -194,7 +194,7 @@ impl Pools {
         pools.retain(|steward| !steward.is_closed());
         if pools.iter().any(|steward| steward.serves(&order)) {
             let message = "there is a pool for the same spec";
-            return Err(Error::new(ErrorCode::Invalid, OPEN, message).remedy("resize that one"));
+            return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy("resize that one"));
         }
         let steward = Steward::open(order, bounds, engine);
         pools.push(Arc::clone(&steward));

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::machine::{Act, Asker, Bounds, Machine, Moment, Seat, Why};
 
-const SCHEDULES: u64 = 5_000;
+const SCHEDULE_COUNT: u64 = 5_000;
 /// What the engine gives a backend before making counts as failed.
 const CREATE_DEADLINE: Duration = Duration::from_secs(2);
-/// When faults stop and callers stay away, so that the pool can come to rest.
-const QUIET: Moment = Duration::from_secs(5);
-/// Longer than the longest rest and every idle time.
-const REST: Moment = Duration::from_secs(600);
+/// Moment from which faults stop and no callers come, so that the pool can come to rest.
+const QUIET_START: Moment = Duration::from_secs(5);
+/// Time to come to rest: longer than the longest retry delay and every idle time.
+const SETTLE_TIME: Moment = Duration::from_secs(600);
 
 /// What will happen.
 #[derive(Debug, Clone, Copy)]
@@ -268,7 +268,7 @@ impl World {
     fn comes_to_rest(&mut self) {
         self.faults = 0;
         self.ahead.retain(|_, happening| !matches!(happening, Happening::Die));
-        self.play(self.now + REST);
+        self.play(self.now + SETTLE_TIME);
         let (counts, bounds) = (self.machine.counts(), self.machine.bounds());
         assert_eq!(counts.ready, bounds.minimum, "{counts:?} {bounds:?}");
         assert_eq!(self.seats.len(), counts.ready, "{counts:?}");
@@ -282,7 +282,7 @@ impl World {
         assert!(self.line.is_empty(), "a caller was forgotten at the end");
         let late = self.ask();
         self.perform(late);
-        self.play(self.now + REST);
+        self.play(self.now + SETTLE_TIME);
         assert_eq!(self.machine.counts(), Default::default(), "something is left");
         assert!(self.seats.is_empty() && self.line.is_empty());
         assert_eq!(self.machine.wakes_at(), None, "it still wants to be woken");
@@ -307,7 +307,7 @@ fn play(seed: u64) {
         world.play(midst);
         return world.ends();
     }
-    world.play(QUIET);
+    world.play(QUIET_START);
     world.comes_to_rest();
     world.ends();
 }
@@ -315,7 +315,7 @@ fn play(seed: u64) {
 #[test]
 fn the_pool_keeps_its_promises_over_thousands_of_schedules() {
     let one = std::env::var("STOCKADE_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = one.map_or(0..SCHEDULES, |seed: u64| seed..seed + 1);
+    let seeds = one.map_or(0..SCHEDULE_COUNT, |seed: u64| seed..seed + 1);
     for seed in seeds {
         if let Err(panic) = std::panic::catch_unwind(|| play(seed)) {
             eprintln!("the schedule of STOCKADE_SEED={seed} fails");

@@ -17,12 +17,12 @@ use crate::engine::{Inner, lock};
 use crate::id;
 use crate::sandboxes::{Live, Order};
 
-/// How often those that are ready are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long it sleeps where nothing is planned: somebody wakes it.
-const LONG: Duration = Duration::from_secs(3600);
+/// Interval at which ready sandboxes are checked.
+const READY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Sleep where nothing is planned; a notification ends it earlier.
+const IDLE_WAKE_INTERVAL: Duration = Duration::from_secs(3600);
 
-const CLAIM: &str = "claim a sandbox";
+const CLAIM_OPERATION: &str = "claim a sandbox";
 
 pub(crate) struct Steward {
     pub(super) template: Order,
@@ -82,7 +82,7 @@ impl Steward {
             closing: watch::Sender::new(false),
             busy: watch::Sender::new(0),
         });
-        steward.runtime.spawn(keep(Arc::downgrade(&steward), Arc::clone(&steward.nudge)));
+        steward.runtime.spawn(run_steward(Arc::downgrade(&steward), Arc::clone(&steward.nudge)));
         steward
     }
 
@@ -281,8 +281,8 @@ impl Steward {
             acts
         });
         let (wake, parked) = lock(&self.state).plan();
-        let wake = wake.map_or(LONG, |wake| wake.saturating_sub(self.begun.elapsed()));
-        Some(if parked { wake.min(LOOK) } else { wake })
+        let wake = wake.map_or(IDLE_WAKE_INTERVAL, |wake| wake.saturating_sub(self.begun.elapsed()));
+        Some(if parked { wake.min(READY_CHECK_INTERVAL) } else { wake })
     }
 
     fn refusal(&self, why: Why, bounds: Bounds, failure: Option<&Error>) -> Error {
@@ -290,7 +290,7 @@ impl Steward {
             (Why::Closed, _) => closed(),
             (Why::Failed, Some(error)) => error.clone(),
             (Why::Failed, None) => {
-                Error::new(ErrorCode::System, CLAIM, "making it ended before its time")
+                Error::new(ErrorCode::System, CLAIM_OPERATION, "making it ended before its time")
                     .backend(self.template.admitted.backend().clone())
                     .remedy("try again")
             }
@@ -302,7 +302,7 @@ impl Steward {
                      free in {} ms",
                     patience.as_millis()
                 );
-                Error::new(ErrorCode::QuotaExceeded, CLAIM, message)
+                Error::new(ErrorCode::QuotaExceeded, CLAIM_OPERATION, message)
                     .remedy("destroy one, wait longer, or raise the pool's maximum")
             }
         }
@@ -342,7 +342,7 @@ impl Drop for Working {
     }
 }
 
-async fn keep(steward: Weak<Steward>, nudge: Arc<Notify>) {
+async fn run_steward(steward: Weak<Steward>, nudge: Arc<Notify>) {
     loop {
         let Some(next) = steward.upgrade().and_then(|steward| steward.step()) else { return };
         tokio::select! {
@@ -353,6 +353,6 @@ async fn keep(steward: Weak<Steward>, nudge: Arc<Notify>) {
 }
 
 pub(super) fn closed() -> Error {
-    Error::new(ErrorCode::Gone, CLAIM, "its pool was closed")
+    Error::new(ErrorCode::Gone, CLAIM_OPERATION, "its pool was closed")
         .remedy("ask again: without the pool, one is made")
 }

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::journal::Digest;
 
-/// The size of every block but the last.
-pub(super) const BLOCK: u64 = 64 << 10;
+/// Size of every block but the last.
+pub(super) const BLOCK_BYTES: u64 = 64 << 10;
 
 /// What a part is, block by block. Two parts with the same digest hold the same bytes, whichever of
 /// their zeros are holes. By BLAKE3, since all of a machine's memory may have to go through it while
@@ -37,8 +37,8 @@ impl Digester {
 
 /// The length of a block of a part of this size.
 pub(super) fn length(size: u64, index: u64) -> Option<usize> {
-    let rest = size.checked_sub(index.checked_mul(BLOCK)?)?;
-    usize::try_from(rest.min(BLOCK)).ok().filter(|length| *length > 0)
+    let rest = size.checked_sub(index.checked_mul(BLOCK_BYTES)?)?;
+    usize::try_from(rest.min(BLOCK_BYTES)).ok().filter(|length| *length > 0)
 }
 
 /// Calls with each block that is not zero, in order.
@@ -47,17 +47,17 @@ pub(super) fn each(
     size: u64,
     mut call: impl FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; BLOCK as usize];
+    let mut buffer = vec![0; BLOCK_BYTES as usize];
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| *data < size) {
-        let index = data / BLOCK;
+        let index = data / BLOCK_BYTES;
         let Some(length) = length(size, index) else { break };
         let block = &mut buffer[..length];
-        file.read_exact_at(block, index * BLOCK)?;
+        file.read_exact_at(block, index * BLOCK_BYTES)?;
         if !is_zero(block) {
             call(index, block)?;
         }
-        at = (index + 1) * BLOCK;
+        at = (index + 1) * BLOCK_BYTES;
     }
     Ok(())
 }
@@ -101,28 +101,28 @@ mod tests {
 
     #[test]
     fn zeros_count_the_same_whether_they_are_a_hole_or_not() {
-        let size = 5 * BLOCK + 100;
-        let hole = file(size, &[(BLOCK + 7, b"data"), (size - 1, b"x")]);
-        let zeros = vec![0; BLOCK as usize];
-        let filled = file(size, &[(3 * BLOCK, &zeros), (BLOCK + 7, b"data"), (size - 1, b"x")]);
+        let size = 5 * BLOCK_BYTES + 100;
+        let hole = file(size, &[(BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
+        let zeros = vec![0; BLOCK_BYTES as usize];
+        let filled = file(size, &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
         assert_eq!(digest(&hole, size).unwrap(), digest(&filled, size).unwrap());
     }
 
     #[test]
     fn a_byte_its_place_and_the_length_all_count() {
-        let base = digest(&file(3 * BLOCK, &[(BLOCK, b"a")]), 3 * BLOCK).unwrap();
+        let base = digest(&file(3 * BLOCK_BYTES, &[(BLOCK_BYTES, b"a")]), 3 * BLOCK_BYTES).unwrap();
         let others = [
-            (3 * BLOCK, BLOCK, b"b"),
-            (3 * BLOCK, BLOCK + 1, b"a"),
-            (3 * BLOCK, 2 * BLOCK, b"a"),
-            (3 * BLOCK + 1, BLOCK, b"a"),
+            (3 * BLOCK_BYTES, BLOCK_BYTES, b"b"),
+            (3 * BLOCK_BYTES, BLOCK_BYTES + 1, b"a"),
+            (3 * BLOCK_BYTES, 2 * BLOCK_BYTES, b"a"),
+            (3 * BLOCK_BYTES + 1, BLOCK_BYTES, b"a"),
         ];
         for (size, at, data) in others {
             assert_ne!(digest(&file(size, &[(at, data)]), size).unwrap(), base);
         }
         assert_eq!(length(0, 0), None);
-        assert_eq!(length(BLOCK + 1, 1), Some(1));
-        assert_eq!(length(BLOCK, 1), None);
+        assert_eq!(length(BLOCK_BYTES + 1, 1), Some(1));
+        assert_eq!(length(BLOCK_BYTES, 1), None);
         assert_eq!(length(u64::MAX, u64::MAX), None);
     }
 }

@@ -13,8 +13,8 @@ use stockade_core::{
 
 use crate::journal::{Digest, Timestamp};
 
-/// The one this version writes, and the newest it reads.
-pub(super) const FORMAT: u32 = 2;
+/// Format that this version writes, and the newest that it reads.
+pub(super) const MANIFEST_FORMAT: u32 = 2;
 /// The last whose specs named things of the host they were taken on: they are read without those.
 const NAMED_HOST_THINGS: u32 = 1;
 /// More than any manifest needs.
@@ -22,8 +22,8 @@ pub(super) const MAX_MANIFEST: usize = 1 << 20;
 /// More than any backend makes.
 const MAX_PARTS: usize = 64;
 const MAX_PART_NAME: usize = 64;
-/// A hash as it is written, and the newline after it.
-const SEAL: usize = 65;
+/// Seal of a manifest: its hash in hexadecimal, and a newline.
+const SEAL_BYTES: usize = 65;
 
 /// A stored snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +118,7 @@ impl Snapshot {
             SnapshotKind::Full => processor(),
         };
         let architecture = std::env::consts::ARCH.to_owned();
-        let (format, taken) = (FORMAT, Timestamp::now());
+        let (format, taken) = (MANIFEST_FORMAT, Timestamp::now());
         Self {
             format,
             id,
@@ -154,14 +154,14 @@ impl Snapshot {
     /// What a sealed manifest says, if it is whole and this version can read it.
     pub(super) fn unseal(sealed: &[u8]) -> Result<Self> {
         let (seal, json) =
-            sealed.split_at_checked(SEAL).ok_or_else(|| damaged("its manifest is cut off"))?;
+            sealed.split_at_checked(SEAL_BYTES).ok_or_else(|| damaged("its manifest is cut off"))?;
         if seal != format!("{}\n", hash(json)).as_bytes() {
             return Err(damaged("its manifest was changed or is cut off"));
         }
         let unreadable = |error| damaged("its manifest cannot be read").source(error);
         let OnlyFormat { format } = serde_json::from_slice(json).map_err(unreadable)?;
-        if format > FORMAT {
-            let message = format!("it has format {format}; this version reads up to {FORMAT}");
+        if format > MANIFEST_FORMAT {
+            let message = format!("it has format {format}; this version reads up to {MANIFEST_FORMAT}");
             return Err(Error::new(ErrorCode::Unsupported, "read a snapshot", message)
                 .remedy("use a newer version of Stockade"));
         }
@@ -175,7 +175,7 @@ impl Snapshot {
 
     /// Makes one of an older format one of today's: what it names of a host is not looked at again.
     fn leave_host_things_out(&mut self) {
-        self.format = FORMAT;
+        self.format = MANIFEST_FORMAT;
         self.shown = HostThings::of(&self.spec);
         self.spec = self.spec.portable();
     }

@@ -37,14 +37,14 @@ use crate::journal::Digest;
 use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
 use manifest::{MAX_MANIFEST, damaged, is_part_name};
 
-const LOCK: &str = "lock";
-const DRAFT: &str = "draft";
-const HELD: &str = "held";
-/// How old a file's last change has to be for its time to tell it from the next one.
-const SETTLED: Duration = Duration::from_secs(2);
+const LOCK_FILE: &str = "lock";
+const DRAFT_PREFIX: &str = "draft";
+const DRAFT_LOCK_FILE: &str = "held";
+/// Age from which the modification time of a file is certain to differ after its next change.
+const MTIME_SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// Of how many files it is remembered that they were read.
-const REMEMBERED: usize = 1024;
+/// Cache size: digests of files that were read in full.
+const MAX_CACHED_DIGESTS: usize = 1024;
 
 /// The snapshots of a state directory. Any number of engines may share it.
 #[derive(Debug)]
@@ -190,9 +190,9 @@ impl Snapshots {
             return Ok(*known);
         }
         let digest = blocks::digest(file, stamp.size)?;
-        if file.metadata()?.modified()?.elapsed().is_ok_and(|age| age > SETTLED) {
+        if file.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MTIME_SETTLE_TIME) {
             let mut read = lock(&self.read);
-            if read.len() >= REMEMBERED {
+            if read.len() >= MAX_CACHED_DIGESTS {
                 read.clear();
             }
             read.insert(stamp, digest);
@@ -205,10 +205,10 @@ impl Snapshots {
         let failed = |error| unusable("begin a snapshot", &self.drafts, error);
         // No collector may see the directory before its lock is held.
         let _nobody_collects = self.locked(Sharing::Shared)?;
-        let directory = self.drafts.join(draft_name(DRAFT));
+        let directory = self.drafts.join(draft_name(DRAFT_PREFIX));
         let make = |path: &Path| DirBuilder::new().mode(0o700).create(path);
         make(&directory).and_then(|()| make(&directory.join("parts"))).map_err(failed)?;
-        let held = File::create_new(directory.join(HELD))
+        let held = File::create_new(directory.join(DRAFT_LOCK_FILE))
             .and_then(|file| Locked::attempt(file, Sharing::Exclusive))
             .map_err(failed)?;
         let held = held.map_err(|_| failed(io::ErrorKind::ResourceBusy.into()))?;
@@ -224,7 +224,7 @@ impl Snapshots {
         spec: &SandboxSpec,
     ) -> Result<Snapshot> {
         let mut parts = BTreeMap::new();
-        for (name, file) in found(&draft.parts())? {
+        for (name, file) in open_parts(&draft.parts())? {
             let failed = |error| unusable("store a snapshot", &draft.parts().join(&name), error);
             let size = file.metadata().map_err(failed)?.len();
             let digest = self.digest(&file).map_err(failed)?;
@@ -253,7 +253,7 @@ impl Snapshots {
 
     fn name(&self, snapshot: &Snapshot) -> Result<()> {
         let failed = |error| unusable("store a snapshot", self.named.path(), error);
-        let draft = draft_name(DRAFT);
+        let draft = draft_name(DRAFT_PREFIX);
         let sealed = snapshot.seal()?;
         let write = |mut file: File| file.write_all(&sealed).and_then(|()| file.sync_all());
         let named = self
@@ -303,7 +303,7 @@ impl Snapshots {
         let failed = |error| unusable("collect", &self.drafts, error);
         for entry in fs::read_dir(&self.drafts).map_err(failed)? {
             let draft = entry.map_err(failed)?.path();
-            let held = match File::open(draft.join(HELD)) {
+            let held = match File::open(draft.join(DRAFT_LOCK_FILE)) {
                 Ok(file) => Locked::attempt(file, Sharing::Exclusive).map_err(failed)?.is_err(),
                 Err(_) => false,
             };
@@ -315,7 +315,7 @@ impl Snapshots {
             }
         }
         for name in self.named.names().map_err(failed)? {
-            if name.starts_with(&format!(".{DRAFT}-")) {
+            if name.starts_with(&format!(".{DRAFT_PREFIX}-")) {
                 self.named.remove(&name).map_err(failed)?;
             }
         }
@@ -324,7 +324,7 @@ impl Snapshots {
 
     fn locked(&self, sharing: Sharing) -> Result<Locked> {
         let failed = |error| unusable("lock the snapshots", self.top.path(), error);
-        let file = self.top.open(LOCK, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
+        let file = self.top.open(LOCK_FILE, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
         let locked = Locked::within(file, sharing, LOCK_PATIENCE).map_err(failed)?;
         locked.ok_or_else(|| {
             Error::new(ErrorCode::TooSlow, "lock the snapshots", "another process holds the lock")
@@ -342,7 +342,7 @@ impl Stamp {
 }
 
 /// What a backend has put there: plain files with proper names, or it has gone wrong.
-fn found(parts: &Path) -> Result<Vec<(String, File)>> {
+fn open_parts(parts: &Path) -> Result<Vec<(String, File)>> {
     let failed = |error| unusable("store a snapshot", parts, error);
     let mut files = Vec::new();
     for entry in fs::read_dir(parts).map_err(failed)? {
@@ -398,7 +398,7 @@ mod tests {
         let open = || File::options().read(true).write(true).open(&path).unwrap();
         let first = snapshots.digest(&open()).unwrap();
         assert!(lock(&snapshots.read).is_empty(), "its next change could have the same time");
-        let long_ago = SystemTime::now() - 2 * SETTLED;
+        let long_ago = SystemTime::now() - 2 * MTIME_SETTLE_TIME;
         open().set_modified(long_ago).unwrap();
         assert_eq!(snapshots.digest(&open()).unwrap(), first);
         fs::hard_link(&path, state.path().join("again")).unwrap();

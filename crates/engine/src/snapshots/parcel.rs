@@ -22,14 +22,14 @@ use flate2::write::DeflateEncoder;
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Bytes, Error, ErrorCode, Result, SnapshotId};
 
-use super::blocks::{self, BLOCK, Digester};
+use super::blocks::{self, BLOCK_BYTES, Digester};
 use super::manifest::{MAX_MANIFEST, Part, Snapshot, damaged};
 use super::{Draft, Snapshots, open_plain, unusable};
 
-const KIND: &str = "stockade-snapshot ";
-const VERSION: u32 = 1;
-/// The index that ends a part.
-const END: u64 = u64::MAX;
+const PARCEL_MAGIC: &str = "stockade-snapshot ";
+const PARCEL_VERSION: u32 = 1;
+/// Index that ends a part.
+const END_OF_PART: u64 = u64::MAX;
 
 impl Snapshots {
     /// Writes a snapshot as one stream.
@@ -37,7 +37,7 @@ impl Snapshots {
         let parts = self.parts(snapshot)?;
         let sealed = snapshot.seal()?;
         let length = u32::try_from(sealed.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let head = [format!("{KIND}{VERSION}\n").as_bytes(), &length, &sealed].concat();
+        let head = [format!("{PARCEL_MAGIC}{PARCEL_VERSION}\n").as_bytes(), &length, &sealed].concat();
         let mut to = Hashed { stream: to, hash: Sha256::new() };
         to.write_all(&head).map_err(not_written)?;
         let mut body = DeflateEncoder::new(to, Compression::fast());
@@ -75,7 +75,7 @@ impl Snapshots {
         }
         let there = self.get(&snapshot.id).ok();
         let is_new = there.is_none();
-        there.map_or(Ok(()), |there| same(&there, &snapshot))?;
+        there.map_or(Ok(()), |there| check_same_snapshot(&there, &snapshot))?;
         let draft = self.draft()?;
         let mut body = DeflateDecoder::new(from);
         for (name, part) in &snapshot.parts {
@@ -90,7 +90,7 @@ impl Snapshots {
     }
 }
 
-fn same(there: &Snapshot, snapshot: &Snapshot) -> Result<()> {
+fn check_same_snapshot(there: &Snapshot, snapshot: &Snapshot) -> Result<()> {
     if there == snapshot {
         return Ok(());
     }
@@ -120,23 +120,23 @@ fn pack(path: &Path, part: &Part, to: &mut impl Write) -> Result<()> {
     if digester.finish() != part.digest {
         return Err(damaged("it was changed while it was exported"));
     }
-    to.write_all(&END.to_le_bytes()).map_err(not_written)
+    to.write_all(&END_OF_PART.to_le_bytes()).map_err(not_written)
 }
 
 /// The sealed manifest.
 fn head(from: &mut impl Read) -> Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut byte = [0];
-    while line.len() <= KIND.len() + 10 && line.last() != Some(&b'\n') {
-        from.read_exact(&mut byte).map_err(cut)?;
+    while line.len() <= PARCEL_MAGIC.len() + 10 && line.last() != Some(&b'\n') {
+        from.read_exact(&mut byte).map_err(read_failure)?;
         line.push(byte[0]);
     }
     let line = String::from_utf8_lossy(&line);
-    let version = line.strip_prefix(KIND).and_then(|rest| rest.strip_suffix('\n'));
+    let version = line.strip_prefix(PARCEL_MAGIC).and_then(|rest| rest.strip_suffix('\n'));
     match version.and_then(|version| version.parse::<u32>().ok()) {
-        Some(VERSION) => {}
-        Some(newer) if newer > VERSION => {
-            let message = format!("the file has format {newer}; this version reads {VERSION}");
+        Some(PARCEL_VERSION) => {}
+        Some(newer) if newer > PARCEL_VERSION => {
+            let message = format!("the file has format {newer}; this version reads {PARCEL_VERSION}");
             return Err(Error::new(ErrorCode::Unsupported, "import", message)
                 .remedy("use a newer version of Stockade"));
         }
@@ -147,13 +147,13 @@ fn head(from: &mut impl Read) -> Result<Vec<u8>> {
         }
     }
     let mut length = [0; 4];
-    from.read_exact(&mut length).map_err(cut)?;
+    from.read_exact(&mut length).map_err(read_failure)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > MAX_MANIFEST {
         return Err(damaged("its manifest is longer than one may be"));
     }
     let mut sealed = vec![0; length];
-    from.read_exact(&mut sealed).map_err(cut)?;
+    from.read_exact(&mut sealed).map_err(read_failure)?;
     Ok(sealed)
 }
 
@@ -166,20 +166,20 @@ fn unpack(body: &mut impl Read, draft: &Draft, name: &str, part: &Part) -> Resul
     let file = File::create_new(&path).map_err(failed)?;
     file.set_len(size).map_err(failed)?;
     let mut digester = Digester::new(size);
-    let mut buffer = vec![0; BLOCK as usize];
+    let mut buffer = vec![0; BLOCK_BYTES as usize];
     let mut next = 0;
     loop {
         let mut index = [0; 8];
-        body.read_exact(&mut index).map_err(cut)?;
+        body.read_exact(&mut index).map_err(read_failure)?;
         let index = u64::from_le_bytes(index);
-        if index == END {
+        if index == END_OF_PART {
             break;
         }
         let length = blocks::length(size, index).filter(|_| index >= next);
         let length = length.ok_or_else(|| damaged("its blocks are not in order"))?;
         let block = &mut buffer[..length];
-        body.read_exact(block).map_err(cut)?;
-        file.write_all_at(block, index * BLOCK).map_err(failed)?;
+        body.read_exact(block).map_err(read_failure)?;
+        file.write_all_at(block, index * BLOCK_BYTES).map_err(failed)?;
         digester.block(index, block);
         next = index + 1;
     }
@@ -191,14 +191,14 @@ fn unpack(body: &mut impl Read, draft: &Draft, name: &str, part: &Part) -> Resul
 
 /// The seal over all of it, and nothing after that.
 fn ends_here(mut body: DeflateDecoder<Hashed<impl BufRead>>) -> Result<()> {
-    let over = body.read(&mut [0]).map_err(cut)?;
+    let over = body.read(&mut [0]).map_err(read_failure)?;
     let Hashed { stream: mut from, hash } = body.into_inner();
     let mut seal = [0; 32];
-    from.read_exact(&mut seal).map_err(cut)?;
+    from.read_exact(&mut seal).map_err(read_failure)?;
     if over != 0 || seal != <[u8; 32]>::from(hash.finalize()) {
         return Err(damaged("it was changed"));
     }
-    match from.fill_buf().map_err(cut)?.is_empty() {
+    match from.fill_buf().map_err(read_failure)?.is_empty() {
         true => Ok(()),
         false => Err(damaged("something follows it")),
     }
@@ -244,7 +244,7 @@ impl<R: BufRead> BufRead for Hashed<R> {
     }
 }
 
-fn cut(error: io::Error) -> Error {
+fn read_failure(error: io::Error) -> Error {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if error.kind() == UnexpectedEof {
         return damaged("it is cut off");

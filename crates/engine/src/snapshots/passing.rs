@@ -11,8 +11,8 @@ use stockade_core::{Bytes, Result, SnapshotId};
 
 use super::{Draft, Snapshot, Snapshots, absent_is_fine, unusable};
 
-/// The file in a draft that names the snapshot which goes with it.
-const PASSING: &str = "passing";
+/// File in a draft with the id of the snapshot that is removed together with the draft.
+const PASSING_ID_FILE: &str = "passing";
 /// The longest id.
 const MAX_ID: u64 = 64;
 
@@ -51,7 +51,7 @@ impl Drop for Passing {
 impl Draft {
     /// From now on the snapshot of that name goes with this draft.
     fn goes_with(&self, id: &SnapshotId) -> Result<()> {
-        let path = self.directory.join(PASSING);
+        let path = self.directory.join(PASSING_ID_FILE);
         let write = |mut file: File| file.write_all(id.as_str().as_bytes());
         File::create_new(&path)
             .and_then(write)
@@ -76,7 +76,7 @@ impl Snapshots {
     /// Removes the snapshot that goes with the draft of a dead holder.
     pub(super) fn remove_passed(&self, draft: &Path) -> io::Result<()> {
         let mut id = String::new();
-        match File::open(draft.join(PASSING)) {
+        match File::open(draft.join(PASSING_ID_FILE)) {
             Ok(file) => file.take(MAX_ID).read_to_string(&mut id)?,
             Err(error) => return absent_is_fine(error),
         };

@@ -11,8 +11,8 @@ use stockade_core::{BackendName, ErrorCode, SandboxId};
 use stockade_engine::{Lease, LeaseBody, Leases, StaleLease, StateDir};
 use tempfile::TempDir;
 
-const STATE: &str = "STOCKADE_TEST_STATE";
-const COUNT: u32 = 40;
+const STATE_DIR_VAR: &str = "STOCKADE_TEST_STATE";
+const LEASE_COUNT: u32 = 40;
 
 fn place() -> TempDir {
     tempfile::tempdir().unwrap()
@@ -235,7 +235,7 @@ impl Killed {
     fn start(role: &str, state: &Path) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", role, "--ignored", "--nocapture", "--test-threads=1"]);
-        command.env(STATE, state).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(STATE_DIR_VAR, state).stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().unwrap())
     }
 
@@ -259,7 +259,7 @@ impl Killed {
 }
 
 fn leases_of_role() -> Leases {
-    leases_at(Path::new(&std::env::var_os(STATE).expect("a role is given its state directory")))
+    leases_at(Path::new(&std::env::var_os(STATE_DIR_VAR).expect("a role is given its state directory")))
 }
 
 fn wait_for_go() {
@@ -271,7 +271,7 @@ fn wait_for_go() {
 #[ignore = "a role for processes that other tests start"]
 fn role_own() {
     let leases = leases_of_role();
-    let owned: Vec<Lease> = (0..COUNT).map(|number| take(&leases, &format!("s{number}"))).collect();
+    let owned: Vec<Lease> = (0..LEASE_COUNT).map(|number| take(&leases, &format!("s{number}"))).collect();
     println!("\ndone");
     wait_for_go();
     drop(owned);
@@ -298,25 +298,25 @@ fn the_leases_of_a_killed_owner_are_dead_and_can_be_claimed() {
     owner.said();
     let owner_id = owner.0.id();
     let listing = leases.list().unwrap();
-    assert_eq!(listing.leases.len(), COUNT as usize);
+    assert_eq!(listing.leases.len(), LEASE_COUNT as usize);
     assert!(listing.leases.iter().all(|info| info.alive && info.body.owner == owner_id));
     assert!(leases.claim_stale().unwrap().is_empty());
     drop(owner);
     assert!(states(&leases).iter().all(|(_, alive)| !alive));
-    assert_eq!(leases.claim_stale().unwrap().len(), COUNT as usize);
+    assert_eq!(leases.claim_stale().unwrap().len(), LEASE_COUNT as usize);
 }
 
 #[test]
 fn two_claimers_at_once_get_each_lease_once() {
     let place = place();
     let leases = leases_at(place.path());
-    (0..COUNT).for_each(|number| drop(take(&leases, &format!("s{number}"))));
+    (0..LEASE_COUNT).for_each(|number| drop(take(&leases, &format!("s{number}"))));
     let mut claimers = [0, 1].map(|_| Killed::start("leases::role_claim", place.path()));
     claimers.iter_mut().for_each(|claimer| drop(claimer.said()));
     claimers.iter_mut().for_each(Killed::go);
     let claimed: Vec<String> = claimers.iter_mut().flat_map(Killed::said).collect();
     let distinct: BTreeSet<&String> = claimed.iter().collect();
-    assert_eq!((claimed.len(), distinct.len()), (COUNT as usize, COUNT as usize));
+    assert_eq!((claimed.len(), distinct.len()), (LEASE_COUNT as usize, LEASE_COUNT as usize));
     assert_eq!(lease_files(place.path()), [""; 0]);
 }
 

@@ -6,8 +6,8 @@ use stockade_backends::mock::{Mock, Script, Step};
 use stockade_core::*;
 use stockade_engine::*;
 
-const TOTAL: u64 = 1 << 30;
-const PIECE: usize = 256 << 10;
+const TOTAL_BYTES: u64 = 1 << 30;
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// The highest resident size of this process so far, in bytes.
 fn peak() -> u64 {
@@ -20,13 +20,13 @@ fn peak() -> u64 {
 async fn a_gibibyte_passes_a_stalled_reader_in_bounded_memory() {
     let state = tempfile::tempdir().unwrap();
     // Every piece is a fresh allocation, as it is with a real backend.
-    let flood = Script(vec![Step::Flood(StreamId::Stdout, TOTAL, PIECE)]);
+    let flood = Script(vec![Step::Flood(StreamId::Stdout, TOTAL_BYTES, CHUNK_BYTES)]);
     let mock = Mock::new().with_program("flood", flood);
     let config = EngineConfig::at(state.path().join("state"));
     let bounds = config.history;
     let engine = Engine::open(config, vec![Arc::new(mock)]).await.unwrap();
     let mut spec = SandboxSpec { backend: "mock".parse().unwrap(), ..SandboxSpec::default() };
-    spec.limits.output = Some(Bytes(TOTAL));
+    spec.limits.output = Some(Bytes(TOTAL_BYTES));
     let before = peak();
     let flood = Command::program(["flood"]);
     let (execution, mut fast) = engine.run_followed(spec, flood).await.unwrap();
@@ -43,12 +43,12 @@ async fn a_gibibyte_passes_a_stalled_reader_in_bounded_memory() {
             OutputEvent::End(outcome) => assert!(outcome.success() && !outcome.truncated()),
         }
     }
-    assert_eq!(seen, TOTAL);
+    assert_eq!(seen, TOTAL_BYTES);
     let grown = peak() - before;
     println!("1 GiB passed; resident memory grew by {} KiB at its peak", grown >> 10);
     assert!(grown < 2 * bounds.bytes as u64, "{grown} bytes");
     let Some(OutputEvent::Gap { bytes, .. }) = stalled.next().await else {
         unreachable!("a reader who stalled finds a gap");
     };
-    assert_eq!(bytes, TOTAL - bounds.bytes as u64);
+    assert_eq!(bytes, TOTAL_BYTES - bounds.bytes as u64);
 }

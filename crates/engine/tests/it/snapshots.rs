@@ -14,7 +14,7 @@ use stockade_core::{
 use stockade_engine::{Engine, EngineConfig, Snapshot, Snapshots, StateDir};
 use tempfile::TempDir;
 
-const MUCH: Bytes = Bytes(1 << 30);
+const MAX_IMPORT_SIZE: Bytes = Bytes(1 << 30);
 
 struct Bench {
     state: TempDir,
@@ -68,7 +68,7 @@ impl Bench {
     }
 
     fn import(&self, bytes: &[u8]) -> stockade_core::Result<Snapshot> {
-        self.store().import(&mut Cursor::new(bytes), MUCH)
+        self.store().import(&mut Cursor::new(bytes), MAX_IMPORT_SIZE)
     }
 
     fn nothing_stored(&self) {
@@ -368,14 +368,14 @@ async fn one_that_is_passing_goes_with_its_holder() {
     assert_eq!(here.store().get(&snapshot.id).unwrap(), snapshot);
     drop(held);
     here.nothing_stored();
-    let held = there.store().import_passing(&mut Cursor::new(&bytes), MUCH).unwrap();
+    let held = there.store().import_passing(&mut Cursor::new(&bytes), MAX_IMPORT_SIZE).unwrap();
     there.store().collect().unwrap();
     assert_eq!(there.store().get(&held.snapshot().id).unwrap(), snapshot);
     held.end().unwrap();
     there.nothing_stored();
     // One that was there before is not the holder's to remove.
     there.import(&bytes).unwrap();
-    drop(there.store().import_passing(&mut Cursor::new(&bytes), MUCH).unwrap());
+    drop(there.store().import_passing(&mut Cursor::new(&bytes), MAX_IMPORT_SIZE).unwrap());
     assert_eq!(there.store().list().unwrap().snapshots, [snapshot]);
 }
 

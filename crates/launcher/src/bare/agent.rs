@@ -86,7 +86,7 @@ fn die_with(warden: Pid) -> Result<(), Failure> {
 
 /// The agent's first instruction, or the reason why there is none.
 fn start(plan: &BarePlan, agent: &OwnedFd) -> Failure {
-    const ENVIRONMENT: [&CStr; 1] = [c"PATH=/usr/local/bin:/usr/bin:/bin"];
+    const AGENT_ENVIRONMENT: [&CStr; 1] = [c"PATH=/usr/local/bin:/usr/bin:/bin"];
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::reset_signals();
     let texts = [BARE_AGENT.as_bytes(), plan.workspace.as_os_str().as_bytes(), plan.id.as_bytes()];
@@ -95,7 +95,7 @@ fn start(plan: &BarePlan, agent: &OwnedFd) -> Failure {
     };
     // The sandbox's name comes last, where whoever looks for it on the host finds it.
     let arguments = [&*name, c"--scoped", c"3", &workspace, &id];
-    let errno = sys::execute(agent.as_fd(), &arguments, &ENVIRONMENT);
+    let errno = sys::execute(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 

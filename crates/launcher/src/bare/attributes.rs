@@ -14,8 +14,8 @@ use super::calls;
 
 /// The longest path the kernel takes, with its end.
 const PATH_LIMIT: usize = 4096;
-/// What a mode may say. Not: to run as the owner, whoever runs it.
-const MODES: u32 = 0o1777;
+/// The bits that a guest may set in a mode: not set-user-id and set-group-id.
+const ALLOWED_MODE_BITS: u32 = 0o1777;
 
 /// What is asked for.
 enum Change {
@@ -47,7 +47,7 @@ fn decide(
     call: &libc::seccomp_notif,
     writable: &[PathBuf],
 ) -> Result<(), Errno> {
-    let (target, change) = understand(call)?;
+    let (target, change) = parse_call(call)?;
     let object = find(call.pid, &target)?;
     // Numbers are used again: what was found may be another process's.
     if !calls::still_waits(listener, call.id) {
@@ -57,13 +57,13 @@ fn decide(
         return Err(Errno::PERM);
     }
     match change {
-        Change::Mode(mode) if mode & !MODES != 0 => Err(Errno::PERM),
+        Change::Mode(mode) if mode & !ALLOWED_MODE_BITS != 0 => Err(Errno::PERM),
         Change::Mode(mode) => calls::set_mode(object.as_fd(), mode),
         Change::Times(times) => calls::set_times(object.as_fd(), times),
     }
 }
 
-fn understand(call: &libc::seccomp_notif) -> Result<(Target, Change), Errno> {
+fn parse_call(call: &libc::seccomp_notif) -> Result<(Target, Change), Errno> {
     let [first, second, third, fourth, ..] = call.data.args;
     let plain = |from, path| Target { from, path, follow: true, empty: false };
     let (target, change) = match i64::from(call.data.nr) {
@@ -118,15 +118,15 @@ fn flagged(from: u64, path: u64, flags: u64) -> Result<Target, Errno> {
 fn find(pid: u32, target: &Target) -> Result<OwnedFd, Errno> {
     let path = match target.path {
         0 => CString::default(),
-        pointer => text(pid, pointer)?,
+        pointer => read_string(pid, pointer)?,
     };
     if path.is_empty() {
         let named = target.path == 0 || target.empty;
-        return if named { held(pid, target.from) } else { Err(Errno::NOENT) };
+        return if named { open_held_fd(pid, target.from) } else { Err(Errno::NOENT) };
     }
     let from = match path.as_bytes().starts_with(b"/") {
         true => openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
-        false => held(pid, target.from)?,
+        false => open_held_fd(pid, target.from)?,
     };
     let last = if target.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::PATH | OFlags::CLOEXEC | last;
@@ -134,7 +134,7 @@ fn find(pid: u32, target: &Target) -> Result<OwnedFd, Errno> {
 }
 
 /// What a process holds under a number, or its working directory.
-fn held(pid: u32, number: i32) -> Result<OwnedFd, Errno> {
+fn open_held_fd(pid: u32, number: i32) -> Result<OwnedFd, Errno> {
     let link = match number {
         libc::AT_FDCWD => format!("/proc/{pid}/cwd"),
         0.. => format!("/proc/{pid}/fd/{number}"),
@@ -145,12 +145,12 @@ fn held(pid: u32, number: i32) -> Result<OwnedFd, Errno> {
 }
 
 /// A text in another process's memory. Read page by page: the next one need not be there.
-fn text(pid: u32, pointer: u64) -> Result<CString, Errno> {
-    const PAGE: u64 = 4096;
+fn read_string(pid: u32, pointer: u64) -> Result<CString, Errno> {
+    const PAGE_BYTES: u64 = 4096;
     let mut bytes = Vec::new();
     while bytes.len() < PATH_LIMIT {
         let at = pointer.checked_add(bytes.len() as u64).ok_or(Errno::FAULT)?;
-        let mut piece = vec![0; (PAGE - at % PAGE) as usize];
+        let mut piece = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
         let count = calls::read_memory(pid, at, &mut piece)?;
         piece.truncate(count);
         if let Some(end) = piece.iter().position(|byte| *byte == 0) {

@@ -10,8 +10,8 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
-/// How many entries are looked at before those are dealt with.
-const BATCH: usize = 512;
+/// How many entries are read before those are removed.
+const MAX_BATCH_ENTRIES: usize = 512;
 
 /// Removes a directory with everything in it. Succeeds when nothing is there.
 pub fn clear(path: &Path) -> io::Result<()> {
@@ -24,7 +24,7 @@ pub fn clear(path: &Path) -> io::Result<()> {
     // is never longer than one step.
     loop {
         empty(&top, |name| flatten(&top, name, &mut moved))?;
-        match gone(unlinkat(CWD, path, AtFlags::REMOVEDIR)) {
+        match ignore_missing(unlinkat(CWD, path, AtFlags::REMOVEDIR)) {
             // Somebody else who clears has just moved a directory up.
             Err(Errno::NOTEMPTY) => {}
             removed => return Ok(removed?),
@@ -44,15 +44,15 @@ fn empty(
         }
         for (name, is_directory) in entries {
             match is_directory {
-                true => gone(without(directory, &name, &mut deal_with))?,
-                false => gone(unlinkat(directory, &name, AtFlags::empty()))?,
+                true => ignore_missing(remove_directory(directory, &name, &mut deal_with))?,
+                false => ignore_missing(unlinkat(directory, &name, AtFlags::empty()))?,
             }
         }
     }
 }
 
 /// Removes a directory, which is dealt with as told where it is not empty. Most are: places to mount on.
-fn without(
+fn remove_directory(
     directory: &OwnedFd,
     name: &CStr,
     deal_with: &mut impl FnMut(&CStr) -> Result<(), Errno>,
@@ -63,7 +63,7 @@ fn without(
     }
 }
 
-fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+fn ignore_missing(removed: Result<(), Errno>) -> Result<(), Errno> {
     if removed == Err(Errno::NOENT) { Ok(()) } else { removed }
 }
 
@@ -85,7 +85,7 @@ fn batch(directory: &OwnedFd) -> Result<Vec<(CString, bool)>, Errno> {
             Err(Errno::NOENT) => continue,
             told => entries.push((name.to_owned(), told?)),
         }
-        if entries.len() == BATCH {
+        if entries.len() == MAX_BATCH_ENTRIES {
             break;
         }
     }
@@ -107,7 +107,7 @@ fn flatten(top: &OwnedFd, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
     chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
     let directory = open(top, name)?;
     empty(&directory, |inner| move_up(&directory, inner, top, moved))?;
-    match gone(unlinkat(top, name, AtFlags::REMOVEDIR)) {
+    match ignore_missing(unlinkat(top, name, AtFlags::REMOVEDIR)) {
         // Another one has been moved here meanwhile: it is met again at the top.
         Err(Errno::NOTEMPTY) => Ok(()),
         removed => removed,

@@ -12,13 +12,13 @@ use rustix::process::Pid;
 use super::plan::BarePlan;
 use super::scope;
 use crate::error::{Failure, Wall};
-use crate::walls::fds::REPORT;
+use crate::walls::fds::REPORT_FD;
 use crate::walls::verify::{Process, Status, missing, parent_death, read_all};
 use crate::walls::{parent, rlimits};
 use crate::wire::Proof;
 
-/// The highest number that is looked at when descriptors are counted.
-const NUMBERS: RawFd = 1024;
+/// The number up to which descriptors are checked.
+const CHECKED_FD_LIMIT: RawFd = 1024;
 
 /// What to ask that cannot be opened any more later.
 pub(super) struct Questions(OwnedFd);
@@ -71,9 +71,9 @@ pub(super) fn read_back(plan: &BarePlan, warden: Pid) -> Result<Vec<Proof>, Fail
 
 /// The three standard streams, the pipe, the agent and the report.
 fn descriptors() -> Result<String, Failure> {
-    for number in 0..NUMBERS {
+    for number in 0..CHECKED_FD_LIMIT {
         let open = is_open(number);
-        if open != (number <= REPORT) {
+        if open != (number <= REPORT_FD) {
             let state = if open { "open" } else { "closed" };
             return missing(Wall::Descriptors, format!("{number} is {state}"));
         }

@@ -12,25 +12,25 @@ use crate::open::{name, resolved};
 use crate::template;
 use crate::walls::landlock::{BOTH_TCP, Rules, place};
 
-/// What the machine is, which a guest finds out anyhow.
-const MACHINE: [&str; 2] = ["/proc/cpuinfo", "/proc/meminfo"];
+/// Files that describe the machine, which a guest finds out anyhow.
+const MACHINE_INFO_FILES: [&str; 2] = ["/proc/cpuinfo", "/proc/meminfo"];
 
 /// Puts the process under the rules of this plan.
 pub(super) fn restrict(abi: u32, plan: &BarePlan) -> Result<(), Failure> {
     let rules = Rules::new(abi, BOTH_TCP)?;
-    for path in template::readable().iter().map(String::as_str).chain(MACHINE) {
+    for path in template::readable().iter().map(String::as_str).chain(MACHINE_INFO_FILES) {
         if_there(path, |found| rules.read(found))?;
     }
     for path in template::devices() {
         if_there(&path, |found| rules.device(found))?;
     }
-    let workspace = own(&plan.workspace)?;
+    let workspace = open_plan_directory(&plan.workspace)?;
     rules.read(&workspace).at(Wall::Workspace, &name(&plan.workspace))?;
     for path in &plan.readable {
-        rules.read(own(path)?).at(Wall::Landlock, &name(path))?;
+        rules.read(open_plan_directory(path)?).at(Wall::Landlock, &name(path))?;
     }
     for path in plan.changeable() {
-        rules.write(own(path)?).at(Wall::Landlock, &name(path))?;
+        rules.write(open_plan_directory(path)?).at(Wall::Landlock, &name(path))?;
     }
     rules.enforce()
 }
@@ -47,6 +47,6 @@ fn if_there(
 }
 
 /// A directory of the plan's own, through no symbolic link.
-fn own(path: &Path) -> Result<std::os::fd::OwnedFd, Failure> {
+fn open_plan_directory(path: &Path) -> Result<std::os::fd::OwnedFd, Failure> {
     resolved(path).at(Wall::Source, &name(path))
 }

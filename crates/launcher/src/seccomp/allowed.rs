@@ -21,7 +21,7 @@ const fn group(reason: &'static str, calls: &'static [c_long]) -> Group {
 }
 
 /// Let through whatever their arguments.
-pub(super) const ALLOWED: &[Group] = &[
+pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
     group(
         "bytes through descriptors the caller holds",
         &[
@@ -335,7 +335,7 @@ pub(super) const ALLOWED: &[Group] = &[
 
 /// The same deeds under the older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-pub(super) const ALLOWED_HERE: &[Group] = &[
+pub(super) const ALLOWED_ARCH_SYSCALLS: &[Group] = &[
     group(
         "older forms of calls allowed above",
         &[
@@ -376,10 +376,10 @@ pub(super) const ALLOWED_HERE: &[Group] = &[
 
 /// Architectures without older names.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const ALLOWED_HERE: &[Group] = &[];
+pub(super) const ALLOWED_ARCH_SYSCALLS: &[Group] = &[];
 
 /// Let through or not by their arguments.
-pub(super) const LOOKED_AT: &[(c_long, Action)] = &[
+pub(super) const CHECKED_SYSCALLS: &[(c_long, Action)] = &[
     (SYS_clone, Action::Look(Check::Clone)),
     (SYS_socket, Action::Look(Check::Socket)),
     (SYS_socketpair, Action::Look(Check::SocketPair)),
@@ -394,7 +394,7 @@ pub(super) const LOOKED_AT: &[(c_long, Action)] = &[
 
 /// The same under the older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-pub(super) const LOOKED_AT_HERE: &[(c_long, Action)] = &[
+pub(super) const CHECKED_ARCH_SYSCALLS: &[(c_long, Action)] = &[
     (SYS_open, Action::Look(Check::Opens(1))),
     (SYS_creat, Action::Look(Check::Mode(1))),
     (SYS_chmod, Action::Look(Check::Mode(1))),
@@ -403,7 +403,7 @@ pub(super) const LOOKED_AT_HERE: &[(c_long, Action)] = &[
 
 /// Architectures without older names.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const LOOKED_AT_HERE: &[(c_long, Action)] = &[];
+pub(super) const CHECKED_ARCH_SYSCALLS: &[(c_long, Action)] = &[];
 
 #[cfg(test)]
 mod tests {
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn every_group_has_a_reason_and_no_call_is_listed_twice() {
         let mut seen = BTreeSet::new();
-        for group in ALLOWED.iter().chain(ALLOWED_HERE) {
+        for group in ALLOWED_SYSCALLS.iter().chain(ALLOWED_ARCH_SYSCALLS) {
             assert!(!group.reason.is_empty());
             for call in group.calls {
                 assert!(seen.insert(*call), "{call} is listed twice");

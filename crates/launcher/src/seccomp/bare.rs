@@ -24,7 +24,7 @@ macro_rules! otherwise {
 use Action::{Ask, Look, Refuse};
 
 /// Calls of every architecture.
-pub(super) const BARE: &[Otherwise] = otherwise! {
+pub(super) const BARE_SYSCALLS: &[Otherwise] = otherwise! {
     SYS_socket Refuse(EAFNOSUPPORT), "the network here is the host's, and a local socket connects to any path";
     SYS_socketpair Look(Check::StreamPair), "a pair is connected for good; datagrams could be sent to names";
     SYS_connect Refuse(EPERM), "Landlock does not decide about sockets that have a path";
@@ -73,7 +73,7 @@ pub(super) const BARE: &[Otherwise] = otherwise! {
 
 /// The same deeds under the older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-pub(super) const BARE_HERE: &[Otherwise] = otherwise! {
+pub(super) const BARE_ARCH_SYSCALLS: &[Otherwise] = otherwise! {
     SYS_chmod Ask, "an older form of a call above";
     SYS_inotify_init Refuse(ENOSYS), "likewise";
     SYS_utime Refuse(ENOSYS), "likewise";
@@ -85,7 +85,7 @@ pub(super) const BARE_HERE: &[Otherwise] = otherwise! {
 
 /// Architectures without older names.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const BARE_HERE: &[Otherwise] = &[];
+pub(super) const BARE_ARCH_SYSCALLS: &[Otherwise] = &[];
 
 #[cfg(test)]
 mod tests {
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn every_call_has_a_reason_and_none_is_listed_twice() {
         let mut seen = BTreeSet::new();
-        for call in BARE.iter().chain(BARE_HERE) {
+        for call in BARE_SYSCALLS.iter().chain(BARE_ARCH_SYSCALLS) {
             assert!(!call.reason.is_empty());
             assert!(seen.insert(call.number), "{} is listed twice", call.number);
         }

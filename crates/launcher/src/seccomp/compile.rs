@@ -6,33 +6,33 @@ use std::collections::BTreeMap;
 
 use libc::{self, sock_filter};
 
-use super::allowed::{ALLOWED, ALLOWED_HERE, LOOKED_AT, LOOKED_AT_HERE};
-use super::bare::{BARE, BARE_HERE};
-use super::{Action, Check, DENIED, Kind};
+use super::allowed::{ALLOWED_SYSCALLS, ALLOWED_ARCH_SYSCALLS, CHECKED_SYSCALLS, CHECKED_ARCH_SYSCALLS};
+use super::bare::{BARE_SYSCALLS, BARE_ARCH_SYSCALLS};
+use super::{Action, Check, DENIED_SYSCALLS, Kind};
 
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xC000_003E;
+const AUDIT_ARCH: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xC000_00B7;
+const AUDIT_ARCH: u32 = 0xC000_00B7;
 
 /// Numbers from here on belong to the x32 ABI, another way into the same kernel.
 const FOREIGN_ABI: u32 = 0x4000_0000;
-/// Calls from this number on are new enough for programs to expect that they may be missing.
-const NEW_FROM: u32 = 453;
-/// No call has a number as high as this yet.
-const NUMBERS: u32 = 512;
+/// The number from which calls are new enough for programs to expect that they may be missing.
+const FIRST_NEW_SYSCALL: u32 = 453;
+/// A number that no call has reached yet.
+const SYSCALL_NUMBER_LIMIT: u32 = 512;
 
 const NR_OFFSET: u32 = 0;
 const ARCH_OFFSET: u32 = 4;
 const ARGS_OFFSET: u32 = 16;
 
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
-const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
-const ANY_OF: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
-const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+const OP_LD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const OP_AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const OP_JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const OP_JGE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const OP_JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const OP_JA: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const OP_RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 fn ins(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
@@ -43,22 +43,22 @@ fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
 }
 
 fn allow() -> sock_filter {
-    ins(RETURN, libc::SECCOMP_RET_ALLOW)
+    ins(OP_RET, libc::SECCOMP_RET_ALLOW)
 }
 
 fn refuse(errno: i32) -> sock_filter {
-    ins(RETURN, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
+    ins(OP_RET, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
 }
 
 /// The whole filter, for a sandbox of this kind.
 pub(crate) fn program(kind: Kind) -> Vec<sock_filter> {
     let mut program = vec![
-        ins(LOAD, ARCH_OFFSET),
-        test(EQUAL, ARCHITECTURE, 1, 0),
-        ins(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
-        ins(LOAD, NR_OFFSET),
-        test(AT_LEAST, FOREIGN_ABI, 0, 1),
-        ins(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+        ins(OP_LD, ARCH_OFFSET),
+        test(OP_JEQ, AUDIT_ARCH, 1, 0),
+        ins(OP_RET, libc::SECCOMP_RET_KILL_PROCESS),
+        ins(OP_LD, NR_OFFSET),
+        test(OP_JGE, FOREIGN_ABI, 0, 1),
+        ins(OP_RET, libc::SECCOMP_RET_KILL_PROCESS),
     ];
     program.extend(halve(&ranges(kind)));
     program
@@ -67,23 +67,23 @@ pub(crate) fn program(kind: Kind) -> Vec<sock_filter> {
 /// What happens to each call, by number.
 fn actions(kind: Kind) -> BTreeMap<u32, Action> {
     let mut actions: BTreeMap<u32, Action> = BTreeMap::new();
-    for group in ALLOWED.iter().chain(ALLOWED_HERE) {
+    for group in ALLOWED_SYSCALLS.iter().chain(ALLOWED_ARCH_SYSCALLS) {
         actions.extend(group.calls.iter().map(|call| (*call as u32, Action::Allow)));
     }
-    let looked_at = LOOKED_AT.iter().chain(LOOKED_AT_HERE);
+    let looked_at = CHECKED_SYSCALLS.iter().chain(CHECKED_ARCH_SYSCALLS);
     actions.extend(looked_at.map(|(call, action)| (*call as u32, *action)));
     match kind {
         Kind::Namespaces => {}
         Kind::Asking => {
-            actions.extend(ASKED.map(|(call, check)| (call as u32, Action::Look(check))))
+            actions.extend(NOTIFY_CHECKS.map(|(call, check)| (call as u32, Action::Look(check))))
         }
         Kind::Bare => {
-            let calls = BARE.iter().chain(BARE_HERE);
+            let calls = BARE_SYSCALLS.iter().chain(BARE_ARCH_SYSCALLS);
             actions.extend(calls.map(|call| (call.number as u32, call.action)));
         }
     }
     // Last, so that a call on both lists is refused.
-    actions.extend(DENIED.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))));
+    actions.extend(DENIED_SYSCALLS.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))));
     actions
 }
 
@@ -91,8 +91,8 @@ fn actions(kind: Kind) -> BTreeMap<u32, Action> {
 fn ranges(kind: Kind) -> Vec<(u32, Action)> {
     let actions = actions(kind);
     let mut ranges: Vec<(u32, Action)> = Vec::new();
-    for number in 0..NUMBERS {
-        let fallback = match number < NEW_FROM {
+    for number in 0..SYSCALL_NUMBER_LIMIT {
+        let fallback = match number < FIRST_NEW_SYSCALL {
             true => Action::Refuse(libc::EPERM),
             // A call from the future: programs know how to do without one that is not there.
             false => Action::Refuse(libc::ENOSYS),
@@ -124,8 +124,8 @@ fn halve(ranges: &[(u32, Action)]) -> Vec<sock_filter> {
 /// Skips `distance` instructions where the number is at least `first`.
 fn branch(first: u32, distance: usize) -> Vec<sock_filter> {
     match u8::try_from(distance) {
-        Ok(distance) => vec![test(AT_LEAST, first, distance, 0)],
-        Err(_) => vec![test(AT_LEAST, first, 0, 1), ins(JUMP, distance as u32)],
+        Ok(distance) => vec![test(OP_JGE, first, distance, 0)],
+        Err(_) => vec![test(OP_JGE, first, 0, 1), ins(OP_JA, distance as u32)],
     }
 }
 
@@ -133,7 +133,7 @@ fn leaf(action: Action) -> Vec<sock_filter> {
     match action {
         Action::Allow => vec![allow()],
         Action::Refuse(errno) => vec![refuse(errno)],
-        Action::Ask => vec![ins(RETURN, libc::SECCOMP_RET_USER_NOTIF)],
+        Action::Ask => vec![ins(OP_RET, libc::SECCOMP_RET_USER_NOTIF)],
         Action::Look(Check::Clone) => clone(),
         Action::Look(Check::Socket) => socket(),
         Action::Look(Check::SocketPair) => socket_pair(),
@@ -153,7 +153,7 @@ fn leaf(action: Action) -> Vec<sock_filter> {
 /// The lower half of an argument; the kernel itself looks at no more of those checked here.
 fn argument(index: u32) -> sock_filter {
     let high_first = u32::from(cfg!(target_endian = "big")) * 4;
-    ins(LOAD, ARGS_OFFSET + 8 * index + high_first)
+    ins(OP_LD, ARGS_OFFSET + 8 * index + high_first)
 }
 
 fn clone() -> Vec<sock_filter> {
@@ -164,13 +164,14 @@ fn clone() -> Vec<sock_filter> {
         | libc::CLONE_NEWUSER
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET;
-    let masked = ins(AND, namespaces as u32);
-    vec![argument(0), masked, test(EQUAL, 0, 0, 1), allow(), refuse(libc::EPERM)]
+    let masked = ins(OP_AND, namespaces as u32);
+    vec![argument(0), masked, test(OP_JEQ, 0, 0, 1), allow(), refuse(libc::EPERM)]
 }
 
-/// What is looked at otherwise where a process outside is asked about sockets that have a path. Sending without
-/// connecting cannot be asked about, for its address lies in memory; so there are no sockets that can.
-const ASKED: [(libc::c_long, Check); 3] = [
+/// Checks that are others where a process outside is asked about sockets that have a path. Sending
+/// without connecting cannot be asked about, for its address lies in memory; so there are no
+/// sockets that can.
+const NOTIFY_CHECKS: [(libc::c_long, Check); 3] = [
     (libc::SYS_connect, Check::Connect),
     (libc::SYS_socket, Check::SocketKeeps),
     (libc::SYS_socketpair, Check::StreamPair),
@@ -179,21 +180,21 @@ const ASKED: [(libc::c_long, Check); 3] = [
 /// An address that is longer than any with a path leads to no file.
 fn connect() -> Vec<sock_filter> {
     let longest = size_of::<libc::sockaddr_un>() as u32;
-    let asked = ins(RETURN, libc::SECCOMP_RET_USER_NOTIF);
-    vec![argument(2), test(AT_LEAST, longest + 1, 1, 0), asked, allow()]
+    let asked = ins(OP_RET, libc::SECCOMP_RET_USER_NOTIF);
+    vec![argument(2), test(OP_JGE, longest + 1, 1, 0), asked, allow()]
 }
 
 /// As [`socket`], and of local ones those alone that have to be connected first.
 fn socket_keeps() -> Vec<sock_filter> {
     let local = [
         argument(1),
-        ins(AND, 0xF), // the rest are flags
-        test(EQUAL, libc::SOCK_STREAM as u32, 2, 0),
-        test(EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0),
+        ins(OP_AND, 0xF), // the rest are flags
+        test(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
+        test(OP_JEQ, libc::SOCK_SEQPACKET as u32, 1, 0),
         refuse(libc::ESOCKTNOSUPPORT),
         allow(),
     ];
-    let mut code = vec![argument(0), test(EQUAL, libc::AF_UNIX as u32, 0, local.len() as u8)];
+    let mut code = vec![argument(0), test(OP_JEQ, libc::AF_UNIX as u32, 0, local.len() as u8)];
     code.extend(local);
     code.extend(socket());
     code
@@ -202,16 +203,16 @@ fn socket_keeps() -> Vec<sock_filter> {
 /// Local sockets; TCP and UDP, which have nowhere to go but loopback; and the route socket by which
 /// programs list interfaces. Every other family or protocol would load kernel code for the asking.
 fn socket() -> Vec<sock_filter> {
-    let family = |family: i32, length: u8| test(EQUAL, family as u32, 0, length);
+    let family = |family: i32, length: u8| test(OP_JEQ, family as u32, 0, length);
     let mut code = vec![argument(0)];
     code.extend([family(libc::AF_UNIX, 1), allow()]);
-    let netlink = [argument(2), test(EQUAL, libc::NETLINK_ROUTE as u32, 0, 1), allow()];
+    let netlink = [argument(2), test(OP_JEQ, libc::NETLINK_ROUTE as u32, 0, 1), allow()];
     code.push(family(libc::AF_NETLINK, netlink.len() as u8 + 1));
     code.extend(netlink);
     code.push(refuse(libc::EAFNOSUPPORT));
     code.extend([
-        test(EQUAL, libc::AF_INET as u32, 2, 0),
-        test(EQUAL, libc::AF_INET6 as u32, 1, 0),
+        test(OP_JEQ, libc::AF_INET as u32, 2, 0),
+        test(OP_JEQ, libc::AF_INET6 as u32, 1, 0),
     ]);
     code.push(refuse(libc::EAFNOSUPPORT));
     code.extend(internet());
@@ -221,21 +222,21 @@ fn socket() -> Vec<sock_filter> {
 fn internet() -> Vec<sock_filter> {
     vec![
         argument(1),
-        ins(AND, 0xF), // the rest are flags
-        test(EQUAL, libc::SOCK_STREAM as u32, 2, 0),
-        test(EQUAL, libc::SOCK_DGRAM as u32, 1, 0),
+        ins(OP_AND, 0xF), // the rest are flags
+        test(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
+        test(OP_JEQ, libc::SOCK_DGRAM as u32, 1, 0),
         refuse(libc::EAFNOSUPPORT),
         argument(2),
-        test(EQUAL, 0, 2, 0),
-        test(EQUAL, libc::IPPROTO_TCP as u32, 1, 0),
-        test(EQUAL, libc::IPPROTO_UDP as u32, 0, 1),
+        test(OP_JEQ, 0, 2, 0),
+        test(OP_JEQ, libc::IPPROTO_TCP as u32, 1, 0),
+        test(OP_JEQ, libc::IPPROTO_UDP as u32, 0, 1),
         allow(),
         refuse(libc::EAFNOSUPPORT),
     ]
 }
 
 fn socket_pair() -> Vec<sock_filter> {
-    let local = test(EQUAL, libc::AF_UNIX as u32, 0, 1);
+    let local = test(OP_JEQ, libc::AF_UNIX as u32, 0, 1);
     vec![argument(0), local, allow(), refuse(libc::EAFNOSUPPORT)]
 }
 
@@ -243,11 +244,11 @@ fn socket_pair() -> Vec<sock_filter> {
 fn stream_pair() -> Vec<sock_filter> {
     vec![
         argument(0),
-        test(EQUAL, libc::AF_UNIX as u32, 0, 4),
+        test(OP_JEQ, libc::AF_UNIX as u32, 0, 4),
         argument(1),
-        ins(AND, 0xF), // the rest are flags
-        test(EQUAL, libc::SOCK_STREAM as u32, 2, 0),
-        test(EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0),
+        ins(OP_AND, 0xF), // the rest are flags
+        test(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
+        test(OP_JEQ, libc::SOCK_SEQPACKET as u32, 1, 0),
         refuse(libc::EAFNOSUPPORT),
         allow(),
     ]
@@ -255,12 +256,12 @@ fn stream_pair() -> Vec<sock_filter> {
 
 /// The process named by this argument is the caller, by the number that always means it.
 fn itself(index: u32) -> Vec<sock_filter> {
-    vec![argument(index), test(EQUAL, 0, 0, 1), allow(), refuse(libc::EPERM)]
+    vec![argument(index), test(OP_JEQ, 0, 0, 1), allow(), refuse(libc::EPERM)]
 }
 
 /// The same where the first argument says of what the second is the number.
 fn its_priority(process: u32) -> Vec<sock_filter> {
-    let mut code = vec![argument(0), test(EQUAL, process, 1, 0), refuse(libc::EPERM)];
+    let mut code = vec![argument(0), test(OP_JEQ, process, 1, 0), refuse(libc::EPERM)];
     code.extend(itself(1));
     code
 }
@@ -271,8 +272,8 @@ fn ioctl_keeps() -> Vec<sock_filter> {
     const SET_PROJECT: u32 = 0x401C_5820;
     let mut code = vec![
         argument(1),
-        test(EQUAL, SET_FLAGS, 1, 0),
-        test(EQUAL, SET_PROJECT, 0, 1),
+        test(OP_JEQ, SET_FLAGS, 1, 0),
+        test(OP_JEQ, SET_PROJECT, 0, 1),
         refuse(libc::EPERM),
     ];
     code.extend(ioctl());
@@ -282,14 +283,14 @@ fn ioctl_keeps() -> Vec<sock_filter> {
 /// A file that runs as its owner or its group is a way out for whoever runs it on the host.
 fn plain_mode(index: u32) -> Vec<sock_filter> {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
-    vec![argument(index), test(ANY_OF, SET_ID, 1, 0), allow(), refuse(libc::EPERM)]
+    vec![argument(index), test(OP_JSET, SET_ID, 1, 0), allow(), refuse(libc::EPERM)]
 }
 
 /// Without these flags the mode is whatever the register happens to hold.
 fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
-    const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
+    const CREATE_FLAGS: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
     let mode = plain_mode(flags + 1);
-    let mut code = vec![argument(flags), test(ANY_OF, CREATES, 1, 0), allow()];
+    let mut code = vec![argument(flags), test(OP_JSET, CREATE_FLAGS, 1, 0), allow()];
     code.extend(mode);
     code
 }
@@ -297,9 +298,9 @@ fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
 fn ioctl() -> Vec<sock_filter> {
     vec![
         argument(1),
-        test(EQUAL, libc::TIOCSTI as u32, 3, 0), // types into the terminal
-        test(EQUAL, libc::TIOCLINUX as u32, 2, 0), // pastes into a console
-        test(EQUAL, libc::TIOCSETD as u32, 1, 0), // loads line disciplines
+        test(OP_JEQ, libc::TIOCSTI as u32, 3, 0), // types into the terminal
+        test(OP_JEQ, libc::TIOCLINUX as u32, 2, 0), // pastes into a console
+        test(OP_JEQ, libc::TIOCSETD as u32, 1, 0), // loads line disciplines
         allow(),
         refuse(libc::EPERM),
     ]
@@ -309,10 +310,10 @@ fn ioctl() -> Vec<sock_filter> {
 fn personality() -> Vec<sock_filter> {
     vec![
         argument(0),
-        test(EQUAL, u32::MAX, 4, 0),
-        test(EQUAL, 0, 3, 0),
-        test(EQUAL, 0x8, 2, 0),
-        test(EQUAL, 0x2_0000, 1, 0),
+        test(OP_JEQ, u32::MAX, 4, 0),
+        test(OP_JEQ, 0, 3, 0),
+        test(OP_JEQ, 0x8, 2, 0),
+        test(OP_JEQ, 0x2_0000, 1, 0),
         refuse(libc::EPERM),
         allow(),
     ]

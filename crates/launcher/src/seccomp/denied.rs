@@ -19,7 +19,7 @@ pub struct Denied {
 macro_rules! denied {
     ($($call:ident $errno:ident $reason:literal),* $(,)?) => {
         /// Refused by name.
-        pub const DENIED: &[Denied] = &[$(Denied {
+        pub const DENIED_SYSCALLS: &[Denied] = &[$(Denied {
             name: stringify!($call),
             number: $call,
             errno: $errno,

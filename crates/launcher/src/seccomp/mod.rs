@@ -6,7 +6,7 @@ mod bare;
 mod compile;
 mod denied;
 
-pub use denied::{DENIED, Denied};
+pub use denied::{DENIED_SYSCALLS, Denied};
 
 pub(crate) use compile::program;
 

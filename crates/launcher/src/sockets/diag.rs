@@ -11,13 +11,14 @@ use rustix::net::{
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const REQUEST_DUMP: u16 = 0x301;
-const DONE: u16 = 3;
-const ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLMSG_ERROR: u16 = 2;
 const SHOW_VFS: u32 = 2;
 const ATTRIBUTE_VFS: u16 = 1;
-/// Header of a message, and what tells of a socket before its attributes.
-const HEADER: usize = 16;
-const SOCKET: usize = 16;
+/// The header of a netlink message.
+const NLMSG_HEADER_BYTES: usize = 16;
+/// The part of a message about a socket before its attributes.
+const DIAG_MSG_BYTES: usize = 16;
 
 /// An inode by its file system's device, as the kernel has it, and the lower half of its number.
 pub(super) type Bound = (u32, u32);
@@ -43,8 +44,8 @@ impl Diag {
             };
             while let Some((kind, body, next)) = message(rest) {
                 match kind {
-                    DONE => return Ok(all),
-                    ERROR => return Err(failure(body)),
+                    NLMSG_DONE => return Ok(all),
+                    NLMSG_ERROR => return Err(failure(body)),
                     _ => all.extend(bound_in(body)),
                 }
                 rest = next;
@@ -54,8 +55,8 @@ impl Diag {
 }
 
 fn request() -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER + 24);
-    bytes.extend_from_slice(&(HEADER as u32 + 24).to_ne_bytes());
+    let mut bytes = Vec::with_capacity(NLMSG_HEADER_BYTES + 24);
+    bytes.extend_from_slice(&(NLMSG_HEADER_BYTES as u32 + 24).to_ne_bytes());
     bytes.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes.extend_from_slice(&REQUEST_DUMP.to_ne_bytes());
     bytes.extend_from_slice(&[0; 8]); // sequence and port
@@ -69,35 +70,35 @@ fn request() -> Vec<u8> {
 
 /// The kind and the body of the first message, and what follows it.
 fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = word(bytes, 0)? as usize;
-    let kind = half(bytes, 4)?;
-    let body = bytes.get(HEADER..length)?;
+    let length = read_u32(bytes, 0)? as usize;
+    let kind = read_u16(bytes, 4)?;
+    let body = bytes.get(NLMSG_HEADER_BYTES..length)?;
     Some((kind, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
 fn failure(body: &[u8]) -> Errno {
-    let code = word(body, 0).map_or(0, u32::cast_signed);
+    let code = read_u32(body, 0).map_or(0, u32::cast_signed);
     Errno::from_raw_os_error(if code < 0 { -code } else { libc::EIO })
 }
 
 fn bound_in(body: &[u8]) -> Option<Bound> {
-    let mut attributes = body.get(SOCKET..)?;
-    while let (Some(length), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
+    let mut attributes = body.get(DIAG_MSG_BYTES..)?;
+    while let (Some(length), Some(kind)) = (read_u16(attributes, 0), read_u16(attributes, 2)) {
         let length = usize::from(length);
         if kind == ATTRIBUTE_VFS {
-            return Some((word(attributes, 8)?, word(attributes, 4)?));
+            return Some((read_u32(attributes, 8)?, read_u32(attributes, 4)?));
         }
         attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
     }
     None
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     let field = bytes.get(at..at + 4)?;
     Some(u32::from_ne_bytes(field.try_into().ok()?))
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     let field = bytes.get(at..at + 2)?;
     Some(u16::from_ne_bytes(field.try_into().ok()?))
 }

@@ -22,7 +22,7 @@ use super::waiting::{Attempt, Outcome, Waiting};
 use super::{Guest, watch};
 use crate::bare::calls;
 use crate::sys;
-use crate::walls::scratch::PRIVATE;
+use crate::walls::scratch::PRIVATE_DIRECTORIES;
 
 /// The longest address that the kernel takes.
 const MAX_ADDRESS: usize = 128;
@@ -244,7 +244,7 @@ impl Mounted {
 
     /// Whether it is one of those that every sandbox has to itself, and nothing else is mounted over it.
     fn is_private(&self) -> bool {
-        self.place.as_ref().is_some_and(|at| PRIVATE.iter().any(|(place, _)| place == at))
+        self.place.as_ref().is_some_and(|at| PRIVATE_DIRECTORIES.iter().any(|(place, _)| place == at))
     }
 }
 

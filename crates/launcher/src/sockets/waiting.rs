@@ -14,10 +14,10 @@ use super::Guest;
 use super::server::name_of;
 use crate::sys;
 
-/// How long until a listener with a full queue is tried again.
-const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-/// How often a caller that may be gone is looked for.
-const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Interval until a listener with a full queue is tried again.
+const RETRY_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+/// Interval of checks whether the caller is gone.
+const CALLER_POLL_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What to connect, and to what.
 pub(super) struct Attempt {
@@ -93,8 +93,8 @@ impl Waiting {
     /// When to look at it again though nothing happens.
     pub(super) fn interval(&self) -> Timespec {
         match self.until {
-            Until::Room => RETRY,
-            Until::Connected => LOOK,
+            Until::Room => RETRY_INTERVAL,
+            Until::Connected => CALLER_POLL_INTERVAL,
         }
     }
 

@@ -72,7 +72,7 @@ impl Watch {
         // Closed in any case: that takes it from what is waited for.
         match self.sandboxes.remove(&sandbox) {
             Some(State::Hand(hand, guest)) => {
-                let listener = received(&hand);
+                let listener = receive_fd(&hand);
                 drop(hand);
                 if let Some(listener) = listener
                     && self.wait_for(sandbox, listener.as_fd()).is_ok()
@@ -117,7 +117,7 @@ impl AsFd for Watch {
     }
 }
 
-fn received(hand: &OwnedFd) -> Option<OwnedFd> {
+fn receive_fd(hand: &OwnedFd) -> Option<OwnedFd> {
     let message = wire::receive(hand, RecvFlags::DONTWAIT).ok()??;
     message.fds.into_iter().next()
 }

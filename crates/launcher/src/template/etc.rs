@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::HOME;
+use super::SANDBOX_HOME;
 use super::piece::{Made, Piece, piece};
 
-/// What is taken over from the host's `/etc`, with why. A name that ends in `*` stands for all that
+/// Entries taken over from the host's `/etc`, with why. A name that ends in `*` stands for all that
 /// begin like it. Copied where it is a file, mounted read-only where it is a directory.
-const KEPT: &[(&str, &str)] = &[
+const HOST_ETC_ENTRIES: &[(&str, &str)] = &[
     ("alternatives", "links behind commands such as cc, awk, java"),
     ("bash.bashrc", "interactive shells"),
     ("ca-certificates", "local additions to the trusted certificates"),
@@ -44,7 +44,7 @@ const KEPT: &[(&str, &str)] = &[
     ("timezone", "the time zone's name"),
 ];
 
-const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
+const HOSTS_TEXT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Files that are written for the sandbox.
 pub(super) fn generated(uid: u32, gid: u32) -> Vec<Piece> {
@@ -56,7 +56,7 @@ pub(super) fn generated(uid: u32, gid: u32) -> Vec<Piece> {
     vec![
         file("/etc/passwd", passwd(uid, gid)),
         file("/etc/group", group(gid)),
-        file("/etc/hosts", HOSTS.to_owned()),
+        file("/etc/hosts", HOSTS_TEXT.to_owned()),
         file("/etc/resolv.conf", String::new()),
         Piece { target: PathBuf::from("/etc/mtab"), made: Made::Link(mounts) },
     ]
@@ -68,7 +68,7 @@ fn passwd(uid: u32, gid: u32) -> String {
         text += "root:x:0:0:root:/root:/usr/sbin/nologin\n";
     }
     let name = if uid == 0 { "root" } else { "sandbox" };
-    text += &format!("{name}:x:{uid}:{gid}:{name}:{HOME}:/bin/sh\n");
+    text += &format!("{name}:x:{uid}:{gid}:{name}:{SANDBOX_HOME}:/bin/sh\n");
     if uid != 65534 {
         text += "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
     }
@@ -95,8 +95,8 @@ pub(super) fn kept() -> Vec<Piece> {
 
 /// The list with its patterns filled in, from the host's root.
 pub(super) fn paths() -> Vec<String> {
-    let names = present();
-    let expanded = KEPT.iter().flat_map(|(entry, _)| expand(entry, &names));
+    let names = list_host_etc();
+    let expanded = HOST_ETC_ENTRIES.iter().flat_map(|(entry, _)| expand(entry, &names));
     expanded.map(|inside| format!("etc/{inside}")).collect()
 }
 
@@ -108,7 +108,7 @@ fn expand(entry: &str, names: &[String]) -> Vec<String> {
 }
 
 /// The names in the host's `/etc`; none where it cannot be listed, and then nothing is kept by pattern.
-fn present() -> Vec<String> {
+fn list_host_etc() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir("/etc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }

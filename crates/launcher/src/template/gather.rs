@@ -30,7 +30,7 @@ pub(super) enum What {
 
 /// The host's directories that hold programs, with why. What is not listed is absent inside:
 /// `/home`, `/root`, `/var`, `/run`, `/srv`, `/mnt`, `/media`, `/boot`, `/opt`.
-const SYSTEM: &[(&str, &str)] = &[
+const SYSTEM_DIRECTORIES: &[(&str, &str)] = &[
     ("usr", "programs, libraries and their data"),
     ("bin", "a link into /usr, or programs on hosts that keep them apart"),
     ("sbin", "likewise"),
@@ -43,7 +43,7 @@ const SYSTEM: &[(&str, &str)] = &[
 ];
 
 /// Device nodes that are safe to share: they hold no state and reach no hardware.
-const DEVICES: &[(&str, &str)] = &[
+const SHARED_DEVICES: &[(&str, &str)] = &[
     ("null", "discards"),
     ("zero", "zeros"),
     ("full", "a full disk, for tests"),
@@ -52,7 +52,7 @@ const DEVICES: &[(&str, &str)] = &[
     ("tty", "the caller's own controlling terminal, if it has one"),
 ];
 
-const LINKS: &[(&str, &str)] = &[
+const DEVICE_LINKS: &[(&str, &str)] = &[
     ("/dev/ptmx", "pts/ptmx"),
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -60,8 +60,8 @@ const LINKS: &[(&str, &str)] = &[
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// What an image's own root must not decide: these are the sandbox's.
-const OURS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
+/// Directories that an image's own root must not decide about: these are the sandbox's.
+const RESERVED_DIRECTORIES: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
 
 /// Everything for one kind of root.
 pub(super) fn gather(
@@ -88,7 +88,7 @@ pub(super) fn gather(
 
 /// The host's directories that hold programs, from the host's root.
 pub(super) fn system() -> impl Iterator<Item = &'static str> {
-    SYSTEM.iter().map(|(directory, _)| *directory)
+    SYSTEM_DIRECTORIES.iter().map(|(directory, _)| *directory)
 }
 
 /// What of the host any guest may read, from the host's root; not all of it need be there.
@@ -98,7 +98,7 @@ pub(super) fn readable() -> Vec<String> {
 
 /// The device nodes any guest may use, by their names in `/dev`.
 pub(super) fn device_names() -> impl Iterator<Item = &'static str> {
-    DEVICES.iter().map(|(device, _)| *device)
+    SHARED_DEVICES.iter().map(|(device, _)| *device)
 }
 
 /// Tells an image apart from another that has taken its place.
@@ -112,7 +112,7 @@ pub(super) fn version(path: &Path) -> Result<(u64, u64, i64, u64), Failure> {
 fn image(path: &Path) -> Result<Vec<Item>, Failure> {
     resolved(path).at(Wall::Source, &name(path))?;
     let mut entries = entry_names(path)?;
-    entries.retain(|entry| !OURS.contains(&entry.as_str()));
+    entries.retain(|entry| !RESERVED_DIRECTORIES.contains(&entry.as_str()));
     if lacks_var_tmp(path) {
         // Laid entry by entry, so that the mount point can be made beside them.
         entries.retain(|entry| entry != "var");
@@ -153,7 +153,7 @@ fn image_item(path: &Path, entry: &str) -> Result<Option<Item>, Failure> {
         return item(path, entry, true);
     }
     let tree =
-        fs::clone_with(CWD, &name(&source), fs::READ_ONLY).at(Wall::Source, &name(&source))?;
+        fs::clone_with(CWD, &name(&source), fs::READ_ONLY_MOUNT).at(Wall::Source, &name(&source))?;
     let what = What::Tree { tree, directory: false, layer: false };
     Ok(Some(Item { target: Path::new("/").join(entry), what }))
 }
@@ -162,11 +162,11 @@ fn devices(names: &[&str]) -> Result<Vec<Item>, Failure> {
     let mut items = Vec::new();
     for device in names {
         let target = Path::new("/dev").join(device);
-        let tree = fs::clone_with(CWD, &name(&target), fs::DEVICE).at(Wall::Source, device)?;
+        let tree = fs::clone_with(CWD, &name(&target), fs::DEVICE_MOUNT).at(Wall::Source, device)?;
         let what = What::Tree { tree, directory: false, layer: false };
         items.push(Item { target, what });
     }
-    for (link, target) in LINKS {
+    for (link, target) in DEVICE_LINKS {
         items.push(Item { target: PathBuf::from(link), what: What::Link(PathBuf::from(target)) });
     }
     Ok(items)
@@ -187,6 +187,6 @@ fn opened(Piece { target, made }: Piece, layer: bool) -> Result<Item, Failure> {
 }
 
 fn mounted(source: &Path, layer: bool) -> Result<What, Failure> {
-    let tree = fs::clone_with(CWD, &name(source), fs::READ_ONLY).at(Wall::Source, &name(source))?;
+    let tree = fs::clone_with(CWD, &name(source), fs::READ_ONLY_MOUNT).at(Wall::Source, &name(source))?;
     Ok(What::Tree { tree, directory: true, layer })
 }

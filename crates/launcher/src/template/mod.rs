@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::error::{At, Failure, Wall};
-use crate::ground::{Ground, ROOTS};
+use crate::ground::{Ground, ROOTS_DIR};
 use crate::open::{Source, name};
 use crate::plan::{LaunchPlan, Root};
 use crate::{fs, sys};
@@ -31,10 +31,10 @@ pub(crate) fn devices() -> Vec<String> {
     gather::device_names().map(|device| format!("/dev/{device}")).collect()
 }
 
-/// Home directory inside.
-pub const HOME: &str = "/home/sandbox";
-/// How many kinds of root are kept ready; each costs some mounts in every copy.
-const KEPT: usize = 4;
+/// The home directory inside.
+pub const SANDBOX_HOME: &str = "/home/sandbox";
+/// How many kinds of root are cached; each costs some mounts in every copy.
+const MAX_CACHED_ROOTS: usize = 4;
 /// A prepared root holds a few small files, and the mount points of the rest.
 const ROOT_BYTES: u64 = 8 << 20;
 
@@ -95,13 +95,13 @@ impl Templates {
     }
 
     fn make(&mut self, ground: &Ground, key: Key) -> Result<Template, Failure> {
-        if self.kept.len() >= KEPT {
+        if self.kept.len() >= MAX_CACHED_ROOTS {
             discard(&self.kept.remove(0)).at(Wall::Template, "an old prepared root")?;
         }
         let items =
             ground.on_host(|| gather::gather(&key.root, (key.uid, key.gid), &key.devices))?;
         self.made += 1;
-        let path = format!("{ROOTS}/{}", self.made);
+        let path = format!("{ROOTS_DIR}/{}", self.made);
         lay(key, path, items)
     }
 }
@@ -127,17 +127,17 @@ fn discard(template: &Template) -> Result<(), Errno> {
     Ok(())
 }
 
-fn stand(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
+fn mount_at(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
     rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))?;
     fs::attach(tree, fs::open_path(path)?)
 }
 
 fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
     let mut template = Template { key, path, mounts: Vec::new(), layers: Vec::new() };
-    let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE).at(Wall::Template, "a tmpfs")?;
-    stand(&root, &template.path).at(Wall::Template, &template.path)?;
-    let bare = fs::clone_with(&root, "", fs::READ_ONLY).at(Wall::Template, "its bare copy")?;
-    stand(&bare, &template.bare()).at(Wall::Template, &template.bare())?;
+    let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
+    mount_at(&root, &template.path).at(Wall::Template, &template.path)?;
+    let bare = fs::clone_with(&root, "", fs::READ_ONLY_MOUNT).at(Wall::Template, "its bare copy")?;
+    mount_at(&bare, &template.bare()).at(Wall::Template, &template.bare())?;
     for item in &items {
         lay_item(&root, item).at(Wall::Template, &name(&item.target))?;
         if let What::Tree { layer, .. } = item.what {
@@ -146,7 +146,7 @@ fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
         }
     }
     lay_mount_points(&root, &template.key.targets)?;
-    sys::mount_setattr(root.as_fd(), fs::READ_ONLY, false).at(Wall::Template, "read-only")?;
+    sys::mount_setattr(root.as_fd(), fs::READ_ONLY_MOUNT, false).at(Wall::Template, "read-only")?;
     Ok(template)
 }
 
@@ -175,7 +175,7 @@ fn write_new(root: &OwnedFd, path: &Path, content: &[u8]) -> Result<(), Errno> {
 
 /// Mount points that every sandbox needs, and those this plan names where the root can hold them.
 fn lay_mount_points(root: &OwnedFd, targets: &[(PathBuf, bool)]) -> Result<(), Failure> {
-    for place in ["/proc", "/sys", "/tmp", "/var/tmp", "/run", HOME, "/dev/pts", "/dev/shm"] {
+    for place in ["/proc", "/sys", "/tmp", "/var/tmp", "/run", SANDBOX_HOME, "/dev/pts", "/dev/shm"] {
         fs::make_place(root, Path::new(place), true).at(Wall::Template, place)?;
     }
     for (target, directory) in targets {

@@ -10,14 +10,14 @@ use crate::error::{At, Failure, Wall};
 use crate::sys;
 
 /// The agent's pipe, as the agent is told.
-pub(crate) const PIPE: RawFd = 3;
-/// The agent; closed by its execution.
-pub(crate) const AGENT: RawFd = 4;
-/// The way to report; closed by the agent's execution, which is how success is told.
-pub(crate) const REPORT: RawFd = 5;
+pub(crate) const PIPE_FD: RawFd = 3;
+/// The agent's program; closed by its execution.
+pub(crate) const AGENT_PROGRAM_FD: RawFd = 4;
+/// The descriptor for the report; closed by the agent's execution, which is how success is told.
+pub(crate) const REPORT_FD: RawFd = 5;
 
-/// The way to the launcher, for as long as there is something to hand over.
-const HAND: RawFd = 6;
+/// The descriptor of the channel to the launcher, for as long as there is something to hand over.
+const HANDOVER_FD: RawFd = 6;
 
 /// The descriptors the last steps still need, borrowed from their fixed numbers.
 pub(crate) struct Remaining {
@@ -47,21 +47,21 @@ fn close(
     let [pipe, agent, report] = [pipe, agent, report]
         .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 16).map(std::mem::ManuallyDrop::new));
     let (pipe, agent, report) = (pipe?, agent?, report?);
-    sys::duplicate_onto(pipe.as_raw_fd(), PIPE, false)?;
-    sys::duplicate_onto(agent.as_raw_fd(), AGENT, true)?;
-    sys::duplicate_onto(report.as_raw_fd(), REPORT, true)?;
+    sys::duplicate_onto(pipe.as_raw_fd(), PIPE_FD, false)?;
+    sys::duplicate_onto(agent.as_raw_fd(), AGENT_PROGRAM_FD, true)?;
+    sys::duplicate_onto(report.as_raw_fd(), REPORT_FD, true)?;
     let last = match hand {
         Some(hand) => {
             let hand = std::mem::ManuallyDrop::new(rustix::io::fcntl_dupfd_cloexec(hand, 16)?);
-            sys::duplicate_onto(hand.as_raw_fd(), HAND, true)?;
-            HAND
+            sys::duplicate_onto(hand.as_raw_fd(), HANDOVER_FD, true)?;
+            HANDOVER_FD
         }
-        None => REPORT,
+        None => REPORT_FD,
     };
     sys::close_from(last as u32 + 1, true)?;
     standard_streams()?;
-    let hand = hand.map(|_| sys::inherited(HAND)).transpose()?;
-    Ok(Remaining { agent: sys::inherited(AGENT)?, report: sys::inherited(REPORT)?, hand })
+    let hand = hand.map(|_| sys::inherited(HANDOVER_FD)).transpose()?;
+    Ok(Remaining { agent: sys::inherited(AGENT_PROGRAM_FD)?, report: sys::inherited(REPORT_FD)?, hand })
 }
 
 /// The launcher's own are opened on the host's mounts, which nothing inside may hold on to.

@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use crate::error::{Failure, Wall};
 use crate::ground::write_file;
 
-/// The part of what its user may have that one sandbox may take.
-const SHARE: u64 = 8;
+/// The divisor of a user's limits that gives the share of one sandbox.
+const SHARE_DIVISOR: u64 = 8;
 
 /// What a sandbox may have of each, by the file in its user namespace; absent where the host does not say.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ impl Bounds {
     pub(crate) fn of_host() -> Bounds {
         let share = |name: &str| {
             let most = number(&format!("/proc/sys/fs/inotify/{name}"))?;
-            Some((most / SHARE).max(1))
+            Some((most / SHARE_DIVISOR).max(1))
         };
         Bounds { instances: share("max_user_instances"), watches: share("max_user_watches") }
     }

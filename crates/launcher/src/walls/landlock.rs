@@ -12,26 +12,27 @@ use crate::open::name;
 use crate::plan::Network;
 use crate::sys::{self, RulesetAttr};
 
-const EXECUTE: u64 = 1;
-const WRITE_FILE: u64 = 1 << 1;
-const READ_FILE: u64 = 1 << 2;
-const READ_DIR: u64 = 1 << 3;
-const MAKE_CHAR: u64 = 1 << 6;
-const MAKE_BLOCK: u64 = 1 << 11;
-const TRUNCATE: u64 = 1 << 14;
-const IOCTL_DEV: u64 = 1 << 15;
+const ACCESS_FS_EXECUTE: u64 = 1;
+const ACCESS_FS_WRITE_FILE: u64 = 1 << 1;
+const ACCESS_FS_READ_FILE: u64 = 1 << 2;
+const ACCESS_FS_READ_DIR: u64 = 1 << 3;
+const ACCESS_FS_MAKE_CHAR: u64 = 1 << 6;
+const ACCESS_FS_MAKE_BLOCK: u64 = 1 << 11;
+const ACCESS_FS_TRUNCATE: u64 = 1 << 14;
+const ACCESS_FS_IOCTL_DEV: u64 = 1 << 15;
 /// To connect to a socket by its path. Never allowed by a rule: those that are made under the same rules can be
 /// connected to without.
-const RESOLVE_UNIX: u64 = 1 << 16;
+const ACCESS_FS_RESOLVE_UNIX: u64 = 1 << 16;
 
-const READ: u64 = EXECUTE | READ_FILE | READ_DIR;
-const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
-/// Device nodes are never made, and sockets of others never connected to, wherever one may write.
-const NEVER: u64 = MAKE_CHAR | MAKE_BLOCK | RESOLVE_UNIX;
+const READ_ACCESS: u64 = ACCESS_FS_EXECUTE | ACCESS_FS_READ_FILE | ACCESS_FS_READ_DIR;
+/// The rights that apply to files that are not directories.
+const FILE_ACCESS: u64 = ACCESS_FS_EXECUTE | ACCESS_FS_WRITE_FILE | ACCESS_FS_READ_FILE | ACCESS_FS_TRUNCATE | ACCESS_FS_IOCTL_DEV;
+/// Rights that no rule gives: to make device nodes, and to connect to sockets of others.
+const FORBIDDEN_ACCESS: u64 = ACCESS_FS_MAKE_CHAR | ACCESS_FS_MAKE_BLOCK | ACCESS_FS_RESOLVE_UNIX;
 
 /// Binding and connecting.
 pub(crate) const BOTH_TCP: u64 = 0b11;
-const SIGNALS: u64 = 0b10;
+const SCOPE_SIGNAL: u64 = 0b10;
 const BOTH_SCOPES: u64 = 0b11;
 /// The first version that can keep signals and abstract sockets inside.
 pub(crate) const SCOPES_SINCE: u32 = 6;
@@ -83,22 +84,22 @@ impl Rules {
 
     /// Allows reading and executing below a place.
     pub(crate) fn read(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(place, READ)
+        self.allow(place, READ_ACCESS)
     }
 
     /// Allows the use of a device, or of all below a directory.
     pub(crate) fn device(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(place, READ | WRITE_FILE | TRUNCATE | IOCTL_DEV)
+        self.allow(place, READ_ACCESS | ACCESS_FS_WRITE_FILE | ACCESS_FS_TRUNCATE | ACCESS_FS_IOCTL_DEV)
     }
 
     /// Allows everything below a place, but making devices.
     pub(crate) fn write(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(place, self.handled & !NEVER)
+        self.allow(place, self.handled & !FORBIDDEN_ACCESS)
     }
 
     fn allow(&self, place: impl AsFd, access: u64) -> Result<(), Errno> {
         let directory = fstat(&place)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
-        let access = if directory { access } else { access & ON_FILES };
+        let access = if directory { access } else { access & FILE_ACCESS };
         sys::landlock_allow(self.ruleset.as_fd(), place.as_fd(), access & self.handled)
     }
 
@@ -132,7 +133,7 @@ pub(crate) fn restrict(abi: u32, network: Network, writable: &[PathBuf]) -> Resu
 
 /// Keeps signals of this process and all its descendants among themselves, and nothing else.
 pub(crate) fn keep_signals() -> Result<(), Failure> {
-    let attr = RulesetAttr { handled_access_fs: 0, handled_access_net: 0, scoped: SIGNALS };
+    let attr = RulesetAttr { handled_access_fs: 0, handled_access_net: 0, scoped: SCOPE_SIGNAL };
     let ruleset = sys::landlock_ruleset(&attr, attribute_size(SCOPES_SINCE));
     let ruleset = ruleset.at(Wall::Landlock, "a rule set for signals")?;
     sys::landlock_restrict(ruleset.as_fd()).at(Wall::Landlock, "the scope of signals")
@@ -142,9 +143,9 @@ pub(crate) fn keep_signals() -> Result<(), Failure> {
 /// place that is writable, which without it would be refused for want of a capability. Not the empty node by
 /// which overlays mark deletions: newer kernels take that for a plain file.
 pub(crate) fn prove() -> Result<String, Failure> {
-    const PROBE: &str = "/tmp/.stockade-probe";
+    const PROBE_PATH: &str = "/tmp/.stockade-probe";
     let kind = rustix::fs::FileType::BlockDevice;
-    let made = rustix::fs::mknodat(CWD, PROBE, kind, Mode::from_raw_mode(0o600), 0);
+    let made = rustix::fs::mknodat(CWD, PROBE_PATH, kind, Mode::from_raw_mode(0o600), 0);
     match made {
         Err(Errno::ACCESS) => Ok("a device node in /tmp is refused".to_owned()),
         Err(errno) => Err(Failure::new(Wall::Landlock, errno, "the probe was refused otherwise")),

@@ -9,22 +9,22 @@ use rustix::io::Errno;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::{LAYER, STAGE};
+use crate::ground::{LAYER_DIR, STAGE_DIR};
 use crate::open::name;
 use crate::template::Template;
 
-/// What the kernel shows for an owner that has no number inside.
-const NOBODY: u32 = 65534;
+/// The owner that the kernel shows for one that has no number inside.
+const OVERFLOW_UID: u32 = 65534;
 
 /// Builds the root on the stage: one overlay for the root itself, one for each system directory,
 /// and plain clones of what is not layered (devices, parts of `/etc`).
 pub(crate) fn stage(bytes: u64, template: &Template, uid: u32) -> Result<OwnedFd, Failure> {
     let wall = Wall::CopyOnWrite;
-    let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE).at(wall, "memory for the layer")?;
-    let place = fs::open_path(LAYER).at(wall, LAYER)?;
-    fs::attach(&memory, place).at(wall, LAYER)?;
+    let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE_MOUNT).at(wall, "memory for the layer")?;
+    let place = fs::open_path(LAYER_DIR).at(wall, LAYER_DIR)?;
+    fs::attach(&memory, place).at(wall, LAYER_DIR)?;
     let root = overlay(&memory, 0, &template.bare(), uid)?;
-    fs::attach(&root, fs::open_path(STAGE).at(wall, STAGE)?).at(wall, STAGE)?;
+    fs::attach(&root, fs::open_path(STAGE_DIR).at(wall, STAGE_DIR)?).at(wall, STAGE_DIR)?;
     for (index, target) in template.mounts.iter().enumerate() {
         let below = format!("{}{}", template.path, name(target));
         let tree = match template.layers.contains(target) {
@@ -43,17 +43,17 @@ fn overlay(memory: &OwnedFd, index: usize, below: &str, uid: u32) -> Result<Owne
         rustix::fs::mkdirat(memory, Path::new(directory), Mode::from_raw_mode(0o755))
             .at(Wall::CopyOnWrite, directory)?;
     }
-    let (upper, work) = (format!("{LAYER}/{upper}"), format!("{LAYER}/{work}"));
+    let (upper, work) = (format!("{LAYER_DIR}/{upper}"), format!("{LAYER_DIR}/{work}"));
     let options =
         [("lowerdir", below), ("upperdir", &upper), ("workdir", &work), ("userxattr", "")];
-    fs::make("overlay", &options, fs::WRITABLE).at(Wall::CopyOnWrite, below)
+    fs::make("overlay", &options, fs::WRITABLE_MOUNT).at(Wall::CopyOnWrite, below)
 }
 
 /// The kernel can copy up only what has an owner in this user namespace; finding out when the guest
 /// first writes would look like a broken disk.
 fn owned_inside(below: &str, uid: u32) -> Result<(), Failure> {
     let owner = rustix::fs::stat(below).at(Wall::CopyOnWrite, below)?.st_uid;
-    match owner == NOBODY && uid != NOBODY {
+    match owner == OVERFLOW_UID && uid != OVERFLOW_UID {
         false => Ok(()),
         true => Err(Failure::new(Wall::CopyOnWrite, Errno::OVERFLOW, shown(below)).remedy(
             "run as root, or use an image directory that belongs to the user who runs this",

@@ -37,7 +37,7 @@ impl Spare {
         }
         match network {
             Network::None => Ok(()),
-            Network::Loopback => raise().at(Wall::Network, "loopback"),
+            Network::Loopback => bring_up_loopback().at(Wall::Network, "loopback"),
         }
     }
 }
@@ -46,7 +46,7 @@ fn fresh() -> Result<(), Errno> {
     sys::unshare(UnshareFlags::NEWNET)
 }
 
-fn raise() -> Result<(), Errno> {
+fn bring_up_loopback() -> Result<(), Errno> {
     let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     sys::raise_loopback(socket.as_fd())

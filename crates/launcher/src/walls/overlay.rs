@@ -8,40 +8,40 @@ use rustix::io::Errno;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::{BESIDE, LOWER};
+use crate::ground::{CHANGES_DIR, LOWER_DIR};
 use crate::open::Layers;
 
-/// The kernel's name for it.
-pub(crate) const KIND: &str = "overlay";
+/// The kernel's name for the file system.
+pub(crate) const OVERLAY_FS_TYPE: &str = "overlay";
 
-/// A mark that needs what the overlay's own marks need.
-const MARK: &str = "user.stockade";
+/// An extended attribute that needs what the overlay's own ones need.
+const PROBE_XATTR: &str = "user.stockade";
 
 /// Mounts the view, detached. A view that is only read needs no place for changes: what was changed
 /// before lies on top of what is shown.
 pub(crate) fn mount(layers: &Layers, read_only: bool) -> Result<OwnedFd, Failure> {
-    put(&layers.lower, LOWER)?;
-    put(&layers.beside, BESIDE)?;
+    attach_tree(&layers.lower, LOWER_DIR)?;
+    attach_tree(&layers.beside, CHANGES_DIR)?;
     let (upper, work) = (opened(&layers.upper), opened(&layers.work));
     if read_only {
-        let both = format!("{upper}:{LOWER}");
+        let both = format!("{upper}:{LOWER_DIR}");
         let options = [("lowerdir", both.as_str()), ("userxattr", "")];
-        return fs::make(KIND, &options, fs::READ_ONLY).map_err(refused);
+        return fs::make(OVERLAY_FS_TYPE, &options, fs::READ_ONLY_MOUNT).map_err(refused);
     }
     holds_marks(&work)?;
-    writable(LOWER, &upper, &work)
+    writable(LOWER_DIR, &upper, &work)
 }
 
 /// Mounts a view of an empty directory, with layers in memory. On older kernels memory holds no marks,
 /// which the layers of a real one must.
 pub(crate) fn trial() -> Result<OwnedFd, Failure> {
-    let memory = fs::tmpfs(1 << 20, "0755", fs::WRITABLE).at(Wall::Workspace, "a tmpfs")?;
-    put(&memory, BESIDE)?;
+    let memory = fs::tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT).at(Wall::Workspace, "a tmpfs")?;
+    attach_tree(&memory, CHANGES_DIR)?;
     for layer in ["lower", "upper", "work"] {
         let made = rustix::fs::mkdirat(&memory, layer, Mode::from_raw_mode(0o755));
         made.at(Wall::Workspace, layer)?;
     }
-    let [lower, upper, work] = ["lower", "upper", "work"].map(|name| format!("{BESIDE}/{name}"));
+    let [lower, upper, work] = ["lower", "upper", "work"].map(|name| format!("{CHANGES_DIR}/{name}"));
     writable(&lower, &upper, &work)
 }
 
@@ -54,7 +54,7 @@ fn writable(lower: &str, upper: &str, work: &str) -> Result<OwnedFd, Failure> {
         // An index would tie the layers to this very lower directory, and a copy of them to none.
         ("index", "off"),
     ];
-    fs::make(KIND, &options, fs::WRITABLE).map_err(refused)
+    fs::make(OVERLAY_FS_TYPE, &options, fs::WRITABLE_MOUNT).map_err(refused)
 }
 
 /// A path to something that is open. The mount it was opened in is this sandbox's by now.
@@ -62,15 +62,15 @@ fn opened(layer: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", layer.as_raw_fd())
 }
 
-fn put(tree: &OwnedFd, place: &str) -> Result<(), Failure> {
+fn attach_tree(tree: &OwnedFd, place: &str) -> Result<(), Failure> {
     fs::open_path(place).and_then(|place| fs::attach(tree, place)).at(Wall::Workspace, place)
 }
 
 /// Without marks the kernel would mount it all the same, and fail at the first directory that is
 /// removed and made again.
 fn holds_marks(work: &str) -> Result<(), Failure> {
-    let marked = rustix::fs::setxattr(work, MARK, b"1", XattrFlags::empty())
-        .and_then(|()| rustix::fs::removexattr(work, MARK));
+    let marked = rustix::fs::setxattr(work, PROBE_XATTR, b"1", XattrFlags::empty())
+        .and_then(|()| rustix::fs::removexattr(work, PROBE_XATTR));
     marked.map_err(|errno| {
         let failure = Failure::new(Wall::Workspace, errno, "marking the layers");
         match errno {

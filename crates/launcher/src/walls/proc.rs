@@ -15,7 +15,7 @@ use crate::fs;
 /// refuses every write; these may not be read either. Every file that its mode alone keeps from others
 /// than root is masked too, listed here or not: root's guests are root to such a mode. What the kernel
 /// itself shows only to capabilities of the host (addresses in `kallsyms`, `iomem`, `modules`) is not listed.
-const MASKED: &[(&str, &str)] = &[
+const MASKED_ENTRIES: &[(&str, &str)] = &[
     ("acpi", "hardware"),
     ("asound", "hardware"),
     ("allocinfo", "the kernel's memory"),
@@ -51,7 +51,7 @@ pub(crate) fn masks() -> Vec<Mask> {
         let directory = rustix::fs::lstat(path.as_str()).ok()?.st_mode & libc::S_IFMT;
         Some(Mask { name: name.to_owned(), path, directory: directory == libc::S_IFDIR })
     };
-    let listed = MASKED.iter().map(|(name, _)| (*name).to_owned());
+    let listed = MASKED_ENTRIES.iter().map(|(name, _)| (*name).to_owned());
     let names: BTreeSet<String> = listed.chain(roots_alone()).collect();
     names.iter().filter_map(|name| of(name)).collect()
 }
@@ -69,7 +69,7 @@ fn roots_alone() -> Vec<String> {
 /// Mounts and masks it. Comes before the old root is left: the kernel gives a fresh `/proc` only to
 /// those who can still see a whole one.
 pub(crate) fn set_up(root: &OwnedFd, masks: &[Mask]) -> Result<(), Failure> {
-    let tree = fs::make("proc", &[], fs::LOOK_ONLY).at(Wall::Proc, "a fresh /proc")?;
+    let tree = fs::make("proc", &[], fs::NOEXEC_MOUNT).at(Wall::Proc, "a fresh /proc")?;
     fs::attach_in(&tree, root, Path::new("/proc")).at(Wall::Proc, "/proc")?;
     for mask in masks {
         // The root's /sys is an empty directory, and /dev/null reads as an empty file.

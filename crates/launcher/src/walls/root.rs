@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::STAGE;
+use crate::ground::STAGE_DIR;
 use crate::plan::LaunchPlan;
 use crate::template::{Template, clone_of};
 use crate::walls::layer;
@@ -15,7 +15,7 @@ pub(crate) fn stage(plan: &LaunchPlan, template: &Template) -> Result<OwnedFd, F
         Some(bytes) => layer::stage(bytes, template, plan.uid),
         None => {
             let root = clone_of(template).at(Wall::Root, "the prepared root")?;
-            let stage = fs::open_path(STAGE).at(Wall::Root, "the stage")?;
+            let stage = fs::open_path(STAGE_DIR).at(Wall::Root, "the stage")?;
             fs::attach(&root, stage).at(Wall::Root, "onto the stage")?;
             Ok(root)
         }

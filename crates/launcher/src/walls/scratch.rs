@@ -9,20 +9,20 @@ use rustix::io::Errno;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::SCRATCH;
-use crate::template::HOME;
+use crate::ground::SCRATCH_DIR;
+use crate::template::SANDBOX_HOME;
 
-/// The private writable places of every sandbox, each with its mode.
-pub const PRIVATE: [(&str, u32); 5] =
-    [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), (HOME, 0o700), ("/dev/shm", 0o1777)];
+/// The private writable directories of every sandbox, each with its mode.
+pub const PRIVATE_DIRECTORIES: [(&str, u32); 5] =
+    [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), (SANDBOX_HOME, 0o700), ("/dev/shm", 0o1777)];
 
 /// Mounts them into the staged root and says where they are.
 pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure> {
     let wall = Wall::Scratch;
-    let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE).at(wall, "a tmpfs")?;
-    fs::attach(&memory, fs::open_path(SCRATCH).at(wall, SCRATCH)?).at(wall, SCRATCH)?;
+    let memory = fs::tmpfs(bytes, "0755", fs::WRITABLE_MOUNT).at(wall, "a tmpfs")?;
+    fs::attach(&memory, fs::open_path(SCRATCH_DIR).at(wall, SCRATCH_DIR)?).at(wall, SCRATCH_DIR)?;
     let mut places = Vec::new();
-    for (number, (target, mode)) in PRIVATE.into_iter().enumerate() {
+    for (number, (target, mode)) in PRIVATE_DIRECTORIES.into_iter().enumerate() {
         let name = number.to_string();
         rustix::fs::mkdirat(&memory, &name, Mode::from_raw_mode(mode)).at(wall, target)?;
         show(root, &name, Path::new(target)).at(wall, target)?;
@@ -33,7 +33,7 @@ pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure
 
 /// One more of them, for a workspace that is gone with the sandbox.
 pub(crate) fn workspace() -> Result<OwnedFd, Errno> {
-    let place = format!("{SCRATCH}/workspace");
+    let place = format!("{SCRATCH_DIR}/workspace");
     rustix::fs::mkdir(&place, Mode::from_raw_mode(0o755))?;
     rustix::fs::chmod(&place, Mode::from_raw_mode(0o755))?;
     fs::clone_tree(CWD, &place)
@@ -41,5 +41,5 @@ pub(crate) fn workspace() -> Result<OwnedFd, Errno> {
 
 fn show(root: &OwnedFd, name: &str, target: &Path) -> Result<(), Errno> {
     let place = fs::place(root, target)?;
-    fs::attach(fs::clone_tree(CWD, &format!("{SCRATCH}/{name}"))?, place)
+    fs::attach(fs::clone_tree(CWD, &format!("{SCRATCH_DIR}/{name}"))?, place)
 }

@@ -18,7 +18,7 @@ pub(crate) fn workspace(
     sources: &Sources,
 ) -> Result<(), Failure> {
     let target = &plan.workspace_target;
-    ready(root, target, true, true).at(Wall::Workspace, &name(target))?;
+    ensure_mount_point(root, target, true, true).at(Wall::Workspace, &name(target))?;
     let attach =
         |tree: &OwnedFd| fs::attach_in(tree, root, target).at(Wall::Workspace, &name(target));
     match (&plan.workspace, &sources.workspace, &sources.layers) {
@@ -29,7 +29,7 @@ pub(crate) fn workspace(
         (Workspace::Trial, ..) => attach(&overlay::trial()?),
         // Nothing is ever in it.
         (Workspace::Ephemeral { bytes }, ..) if plan.read_only => {
-            let tree = fs::tmpfs(*bytes, "0755", fs::READ_ONLY).at(Wall::Workspace, "a tmpfs")?;
+            let tree = fs::tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT).at(Wall::Workspace, "a tmpfs")?;
             attach(&tree)
         }
         (Workspace::Ephemeral { .. }, ..) => {
@@ -45,7 +45,7 @@ pub(crate) fn workspace(
 pub(crate) fn workspace_alias(root: &OwnedFd, plan: &LaunchPlan) -> Result<(), Failure> {
     let Some(alias) = &plan.workspace_alias else { return Ok(()) };
     let shown = || {
-        ready(root, alias, true, true)?;
+        ensure_mount_point(root, alias, true, true)?;
         let tree = fs::clone_tree(fs::place(root, &plan.workspace_target)?, "")?;
         fs::attach_in(&tree, root, alias)
     };
@@ -71,7 +71,7 @@ pub(crate) fn mounts(
     for (mount, source) in all.filter(|(mount, _)| due(&mount.target)) {
         let target = &mount.target;
         let make = !(is_kept(&plan.workspace) && target.starts_with(&plan.workspace_target));
-        let mounted = ready(root, target, source.directory, make)
+        let mounted = ensure_mount_point(root, target, source.directory, make)
             .and_then(|()| fs::attach_in(&source.tree, root, target));
         mounted.map_err(|errno| {
             Failure::new(Wall::Mounts, errno, name(target)).remedy(
@@ -91,7 +91,7 @@ fn is_kept(workspace: &Workspace) -> bool {
 }
 
 /// Makes sure of the mount point, and makes none in a workspace that belongs to somebody.
-fn ready(root: &OwnedFd, target: &Path, directory: bool, make: bool) -> Result<(), Errno> {
+fn ensure_mount_point(root: &OwnedFd, target: &Path, directory: bool, make: bool) -> Result<(), Errno> {
     match fs::place(root, target) {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) if make => fs::make_place(root, target, directory),

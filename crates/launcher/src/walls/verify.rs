@@ -251,7 +251,7 @@ fn workspace(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> 
     match &plan.workspace {
         Workspace::Ephemeral { .. } | Workspace::Local { .. } => Ok(evidence),
         Workspace::Overlay { .. } | Workspace::Trial => match mounts.find(wall, target)?.kind {
-            overlay::KIND => Ok(format!("{evidence}, an overlay")),
+            overlay::OVERLAY_FS_TYPE => Ok(format!("{evidence}, an overlay")),
             kind => missing(wall, format!("{} is a {kind}, not an overlay", target.display())),
         },
     }

@@ -42,7 +42,7 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-const CHANGES: &str = "cd /workspace && echo -n inside > changed && echo -n new > added && \
+const CHANGE_SCRIPT: &str = "cd /workspace && echo -n inside > changed && echo -n new > added && \
                        rm removed && rm -r dir && mkdir dir && echo -n new > dir/new";
 
 #[test]
@@ -50,7 +50,7 @@ fn changes_show_inside_and_land_in_the_upper_layer_alone() {
     for_each_owner(|owner, launcher| {
         let layers = Layers::new(owner);
         let mut inside = launch(launcher, &layers.plan());
-        inside.run(&["sh", "-c", CHANGES]);
+        inside.run(&["sh", "-c", CHANGE_SCRIPT]);
         assert_eq!(inside.read("/workspace/changed").unwrap(), "inside");
         assert_eq!(inside.read("/workspace/kept").unwrap(), "lower");
         assert_eq!(inside.read("/workspace/removed"), None);
@@ -71,7 +71,7 @@ fn a_removal_is_an_empty_device_and_a_replaced_directory_is_marked_opaque() {
     for_each_owner(|owner, launcher| {
         let layers = Layers::new(owner);
         let mut inside = launch(launcher, &layers.plan());
-        inside.run(&["sh", "-c", CHANGES]);
+        inside.run(&["sh", "-c", CHANGE_SCRIPT]);
         inside.ended_by_drop();
         let gone = fs::symlink_metadata(layers.path("upper/removed")).unwrap();
         assert!(gone.file_type().is_char_device());
@@ -88,7 +88,7 @@ fn the_next_sandbox_finds_what_the_one_before_has_left() {
     for_each_owner(|owner, launcher| {
         let layers = Layers::new(owner);
         let mut first = launch(launcher, &layers.plan());
-        first.run(&["sh", "-c", CHANGES]);
+        first.run(&["sh", "-c", CHANGE_SCRIPT]);
         first.ended_by_drop();
         for read_only in [false, true] {
             let mut next = launch(launcher, &LaunchPlan { read_only, ..layers.plan() });
@@ -214,7 +214,7 @@ mod needs_root {
         for read_only in [false, true] {
             let (upper, work) = (upper.clone(), work.clone());
             let workspace = Workspace::Overlay { lower: layers.path("lower"), upper, work };
-            let ordinary = Some(common::ORDINARY);
+            let ordinary = Some(common::UNPRIVILEGED_UID);
             let plan = LaunchPlan {
                 workspace,
                 read_only,
@@ -224,12 +224,12 @@ mod needs_root {
             };
             let mut inside = launch(&launcher, &plan);
             if !read_only {
-                inside.run(&["sh", "-c", CHANGES]);
+                inside.run(&["sh", "-c", CHANGE_SCRIPT]);
             }
             assert_eq!(inside.read("/workspace/changed").unwrap(), "inside");
             inside.ended_by_drop();
         }
         assert_eq!(text(&upper.join("added")), "new");
-        assert_eq!(fs::metadata(upper.join("added")).unwrap().uid(), common::ORDINARY);
+        assert_eq!(fs::metadata(upper.join("added")).unwrap().uid(), common::UNPRIVILEGED_UID);
     }
 }

@@ -2,7 +2,7 @@
 use crate::common;
 use crate::common::{Owner, directory, for_each_owner, launch, local};
 use serde_json::json;
-use stockade_launcher::{DENIED, LaunchPlan, Mount, Network, Rlimits, Wall};
+use stockade_launcher::{DENIED_SYSCALLS, LaunchPlan, Mount, Network, Rlimits, Wall};
 
 fn plan() -> LaunchPlan {
     LaunchPlan::default()
@@ -127,7 +127,7 @@ fn what_tells_about_the_host_is_masked_in_proc() {
 fn every_denied_system_call_answers_with_its_errno() {
     for_each_owner(|_, launcher| {
         let mut inside = launch(launcher, &plan());
-        for denied in DENIED {
+        for denied in DENIED_SYSCALLS {
             let errno = inside.call(&[denied.number]);
             assert_eq!(errno, i64::from(denied.errno), "{}", denied.name);
         }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::answer;
 use super::desk::Desk;
-use super::pending::APPROVAL;
+use super::pending::APPROVAL_KEY;
 use super::person::{self, Elicit, Postpone};
 use super::progress::Notify;
 
@@ -93,6 +93,6 @@ fn postponed(
     let form = person::form(&question).ok_or_else(|| unasked("the question cannot be written"))?;
     let opened = desk.pending.open(request, question);
     let handle = opened.map_err(|error| unasked(&error.to_string()))?;
-    let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(form))]);
+    let requests = InputRequests::from([(APPROVAL_KEY.to_owned(), InputRequest::Elicitation(form))]);
     Ok(InputRequiredResult::new(Some(requests), Some(handle)).into())
 }

@@ -14,7 +14,7 @@ use stockade_tools::Toolbox;
 use super::calling;
 use super::desk::{Desk, Seat};
 
-const INSTRUCTIONS: &str = "\
+const SERVER_INSTRUCTIONS: &str = "\
 Tools that run commands and work on files inside a sandbox: no network unless it was allowed, limits \
 on time, memory, processes and disk, and nothing of the host but the workspace. Relative paths are \
 beneath the workspace, which is /workspace inside. Without `sandbox_id` a tool works in the sandbox \
@@ -68,7 +68,7 @@ impl ServerHandler for Handler {
             .with_description(env!("CARGO_PKG_DESCRIPTION"));
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(us)
-            .with_instructions(INSTRUCTIONS)
+            .with_instructions(SERVER_INSTRUCTIONS)
     }
 
     async fn initialize(

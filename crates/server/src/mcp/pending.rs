@@ -13,10 +13,10 @@ use stockade_tools::{Decision, Question};
 
 use super::person;
 
-/// The name of the one question in a result.
-pub const APPROVAL: &str = "approval";
+/// Key of the one question in a result.
+pub const APPROVAL_KEY: &str = "approval";
 /// Questions that are open at once; the oldest makes room.
-const MOST: usize = 64;
+const MAX_OPEN_QUESTIONS: usize = 64;
 
 /// Open questions.
 pub struct Pending {
@@ -55,7 +55,7 @@ impl Pending {
     ) -> std::io::Result<String> {
         let handle = handle()?;
         let mut open = self.lock();
-        if open.len() >= MOST {
+        if open.len() >= MAX_OPEN_QUESTIONS {
             let oldest = open.iter().min_by_key(|(_, one)| one.since).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| open.remove(&oldest));
         }
@@ -77,7 +77,7 @@ impl Pending {
         if open.since.elapsed() > self.patience {
             return Ok(Some((open.question, person::no("the answer came too late"))));
         }
-        let given = call.input_responses.as_ref().and_then(|all| all.get(APPROVAL));
+        let given = call.input_responses.as_ref().and_then(|all| all.get(APPROVAL_KEY));
         let given = given.and_then(|one| serde_json::from_value::<ElicitResult>(one.clone()).ok());
         let decision =
             given.map_or_else(|| person::no("there was no answer"), |one| person::decision(&one));
@@ -124,7 +124,7 @@ mod tests {
             "name": "bash",
             "arguments": { "command": line },
             "requestState": state,
-            "inputResponses": { APPROVAL: { "action": "accept", "content": { "allow": allow } } },
+            "inputResponses": { APPROVAL_KEY: { "action": "accept", "content": { "allow": allow } } },
         }))
         .unwrap()
     }
@@ -170,8 +170,8 @@ mod tests {
     fn more_questions_than_there_is_room_for_push_out_the_oldest() {
         let pending = Pending::new(Duration::from_secs(60));
         let all: Vec<_> =
-            (0..=MOST).map(|_| pending.open(&call("x", None, true), question()).unwrap()).collect();
+            (0..=MAX_OPEN_QUESTIONS).map(|_| pending.open(&call("x", None, true), question()).unwrap()).collect();
         assert_eq!(pending.answer(&call("x", Some(&all[0]), true)), Err(Unfit::Unknown));
-        assert!(pending.answer(&call("x", Some(&all[MOST]), true)).unwrap().is_some());
+        assert!(pending.answer(&call("x", Some(&all[MAX_OPEN_QUESTIONS]), true)).unwrap().is_some());
     }
 }

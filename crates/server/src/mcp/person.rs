@@ -13,7 +13,7 @@ use serde_json::Value;
 use stockade_tools::{Ask, Decision, Question};
 use tokio::sync::mpsc;
 
-const ALLOW: &str = "allow";
+const ALLOW_FIELD: &str = "allow";
 const BY_RULE: &str =
     "it can be allowed by a rule in the section [approval] of the user's configuration file";
 
@@ -27,7 +27,7 @@ pub fn can_ask(capabilities: Option<&ClientCapabilities>) -> bool {
 /// The question as the protocol puts it.
 pub fn form(question: &Question) -> Option<ElicitRequest> {
     let allow = |schema: BooleanSchema| schema.title("Allow it, this once");
-    let schema = ElicitationSchema::builder().required_bool_with(ALLOW, allow).build().ok()?;
+    let schema = ElicitationSchema::builder().required_bool_with(ALLOW_FIELD, allow).build().ok()?;
     Some(ElicitRequest::new(ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: question.text.clone(),
@@ -37,7 +37,7 @@ pub fn form(question: &Question) -> Option<ElicitRequest> {
 
 /// What an answer means.
 pub fn decision(answer: &ElicitResult) -> Decision {
-    let ticked = answer.content.as_ref().and_then(|content| content.get(ALLOW));
+    let ticked = answer.content.as_ref().and_then(|content| content.get(ALLOW_FIELD));
     if answer.action == ElicitationAction::Accept && ticked == Some(&Value::Bool(true)) {
         return Decision::Yes;
     }

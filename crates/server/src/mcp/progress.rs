@@ -9,8 +9,8 @@ use rmcp::model::{ProgressNotificationParam, ProgressToken};
 use rmcp::{Peer, RoleServer};
 use stockade_tools::Progress;
 
-/// How long a notification may take to be sent; after that the line is dropped.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for sending a notification; after that the line is dropped.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Tells a client, if it gave a token.
 pub struct Notify {
@@ -33,6 +33,6 @@ impl Progress for Notify {
         let step = self.told.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let told = ProgressNotificationParam::new(token, f64::from(step)).with_message(message);
         // A client that is gone is noticed by its closed connection, not here.
-        let _ = tokio::time::timeout(PATIENCE, self.peer.notify_progress(told)).await;
+        let _ = tokio::time::timeout(NOTIFY_TIMEOUT, self.peer.notify_progress(told)).await;
     }
 }

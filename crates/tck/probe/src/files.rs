@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{Args, Done, attempt, number_of};
 
-/// The most that `read` gives back.
-const MOST: u64 = 1 << 20;
+/// Bytes that `read` gives back, at most.
+const MAX_READ_BYTES: u64 = 1 << 20;
 
 /// `fill PATH BYTES`: how much could be written.
 pub fn fill(args: &Args) -> io::Result<Done> {
@@ -23,15 +23,15 @@ pub fn fill(args: &Args) -> io::Result<Done> {
         let size = (wanted - done).min(piece.len() as u64) as usize;
         match file.write(&piece[..size]) {
             Ok(count) => done += count as u64,
-            Err(error) => return Ok(written(done, Some(&error))),
+            Err(error) => return Ok(write_facts(done, Some(&error))),
         }
     }
     // Some file systems find out about a full disk only now.
     let late = file.sync_all().err();
-    Ok(written(done, late.as_ref()))
+    Ok(write_facts(done, late.as_ref()))
 }
 
-fn written(bytes: u64, error: Option<&io::Error>) -> Done {
+fn write_facts(bytes: u64, error: Option<&io::Error>) -> Done {
     let errno = error.map(number_of);
     Done::Facts(json!({ "ok": errno.is_none(), "bytes": bytes, "errno": errno }))
 }
@@ -40,7 +40,7 @@ fn written(bytes: u64, error: Option<&io::Error>) -> Done {
 pub fn read(args: &Args) -> io::Result<Done> {
     let whole = || -> io::Result<Value> {
         let mut data = Vec::new();
-        File::open(args.text(0))?.take(MOST).read_to_end(&mut data)?;
+        File::open(args.text(0))?.take(MAX_READ_BYTES).read_to_end(&mut data)?;
         let hex: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(json!({ "hex": hex }))
     };

@@ -16,19 +16,20 @@ use serde_json::json;
 use crate::process::myself;
 use crate::{Args, Done, attempt, fine, number_of, raw, signals};
 
-/// However far a bomb gets, it ends by itself: a host without walls survives it.
-const LIFE: Duration = Duration::from_secs(120);
-/// The most processes a bomb leaves behind for good.
-const MOST_PROCESSES: u64 = 20_000;
-const PIECE: usize = 1 << 20;
+/// Lifetime of a bomb: it ends by itself, so that a host without isolation survives it.
+const BOMB_LIFETIME: Duration = Duration::from_secs(120);
+/// Processes a bomb leaves behind for good, at most.
+const MAX_BOMB_PROCESSES: u64 = 20_000;
+/// Size of one write to a memfd or a file.
+const WRITE_CHUNK_BYTES: usize = 1 << 20;
 
 /// `fork-bomb`: every process makes another one, for ever.
 pub fn fork_bomb() -> io::Result<Done> {
-    let until = Instant::now() + LIFE;
+    let until = Instant::now() + BOMB_LIFETIME;
     let mut made = 0;
     while Instant::now() < until {
         match raw::fork() {
-            Ok(Some(_)) if made < MOST_PROCESSES => made += 1,
+            Ok(Some(_)) if made < MAX_BOMB_PROCESSES => made += 1,
             Ok(None) => made = 0,
             Ok(Some(_)) | Err(_) => thread::yield_now(),
         }
@@ -41,18 +42,18 @@ pub fn zombies(args: &Args) -> io::Result<Done> {
     let mut count = 0;
     let errno = loop {
         match raw::fork() {
-            Ok(Some(_)) if count < MOST_PROCESSES => count += 1,
+            Ok(Some(_)) if count < MAX_BOMB_PROCESSES => count += 1,
             Ok(Some(_)) => break 0,
             Ok(None) => raw::leave(),
             Err(error) => break number_of(&error),
         }
     };
-    tell(&json!({ "ok": true, "count": count, "errno": errno }))?;
+    print_facts(&json!({ "ok": true, "count": count, "errno": errno }))?;
     thread::sleep(args.span(0)?);
     Ok(Done::Code(0))
 }
 
-fn tell(facts: &serde_json::Value) -> io::Result<()> {
+fn print_facts(facts: &serde_json::Value) -> io::Result<()> {
     writeln!(io::stdout(), "{facts}")?;
     io::stdout().flush()
 }
@@ -94,45 +95,45 @@ pub fn hold(args: &Args) -> io::Result<Done> {
     let held = std::hint::black_box(vec![1u8; size]);
     io::stdout().write_all(b".")?;
     io::stdout().flush()?;
-    thread::sleep(LIFE);
+    thread::sleep(BOMB_LIFETIME);
     Ok(Done::Code(u8::from(held.is_empty())))
 }
 
 /// `fill-memory-files BYTES`: memory that no process maps, in files without a name.
 pub fn fill_memory_files(args: &Args) -> io::Result<Done> {
     let wanted = args.number(0)?;
-    let piece = vec![0x5a; PIECE];
+    let piece = vec![0x5a; WRITE_CHUNK_BYTES];
     let mut held = Vec::new();
     let mut done = 0;
     while done < wanted {
         let mut file = File::from(memfd_create("filler", MemfdFlags::CLOEXEC)?);
         for _ in 0..32 {
             if let Err(error) = file.write_all(&piece) {
-                return Ok(short(done, &error));
+                return Ok(short_write_facts(done, &error));
             }
-            done += PIECE as u64;
+            done += WRITE_CHUNK_BYTES as u64;
         }
         held.push(file);
     }
     Ok(fine(json!({ "bytes": done })))
 }
 
-fn short(bytes: u64, error: &io::Error) -> Done {
+fn short_write_facts(bytes: u64, error: &io::Error) -> Done {
     Done::Facts(json!({ "ok": false, "bytes": bytes, "errno": number_of(error) }))
 }
 
 /// `fill-many DIRECTORY BYTES`: many files, so that no limit on one of them helps.
 pub fn fill_many(args: &Args) -> io::Result<Done> {
     let (directory, wanted) = (Path::new(args.text(0)), args.number(1)?);
-    let piece = vec![0x5a; PIECE];
+    let piece = vec![0x5a; WRITE_CHUNK_BYTES];
     let (mut done, mut number) = (0, 0);
     while done < wanted {
         let written = File::create(directory.join(format!("filler-{number}")))
             .and_then(|mut file| (0..8).try_for_each(|_| file.write_all(&piece)));
         if let Err(error) = written {
-            return Ok(short(done, &error));
+            return Ok(short_write_facts(done, &error));
         }
-        done += 8 * PIECE as u64;
+        done += 8 * WRITE_CHUNK_BYTES as u64;
         number += 1;
     }
     Ok(fine(json!({ "bytes": done })))
@@ -182,7 +183,7 @@ pub fn signal_parent(args: &Args) -> io::Result<Done> {
     let number = i32::try_from(args.number(0)?).ok().and_then(Signal::from_named_raw);
     let (parent, signal) = getppid().zip(number).ok_or(io::ErrorKind::InvalidInput)?;
     let sent = kill_process(parent, signal);
-    tell(&json!({ "ok": sent.is_ok() }))?;
+    print_facts(&json!({ "ok": sent.is_ok() }))?;
     thread::sleep(args.span(1)?);
     Ok(Done::Code(0))
 }

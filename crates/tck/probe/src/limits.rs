@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::process::myself;
 use crate::{Args, Done, attempt, fine, number_of};
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
 /// `contexts`: tries to take one of the host's contexts for asynchronous I/O.
 pub fn contexts() -> io::Result<Done> {
@@ -21,7 +21,7 @@ pub fn contexts() -> io::Result<Done> {
 /// `burn MS`: uses that much processor time.
 pub fn burn(args: &Args) -> io::Result<Done> {
     let wanted = args.span(0)?;
-    Ok(spin_while(|| used() < wanted))
+    Ok(spin_while(|| used_cpu_time() < wanted))
 }
 
 /// `burn-for MS`: uses as much processor time as it gets for so long, and says how much that was.
@@ -37,10 +37,10 @@ fn spin_while(busy: impl Fn() -> bool) -> Done {
             mixed = std::hint::black_box(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));
         }
     }
-    fine(json!({ "ms": used().as_millis() as u64 }))
+    fine(json!({ "ms": used_cpu_time().as_millis() as u64 }))
 }
 
-fn used() -> Duration {
+fn used_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
@@ -65,7 +65,7 @@ pub fn allocate(args: &Args) -> io::Result<Done> {
             return Ok(Done::Facts(json!({ "ok": false, "bytes": got, "errno": libc::ENOMEM })));
         }
         piece.resize(size, 1u8);
-        for at in (0..size).step_by(PAGE) {
+        for at in (0..size).step_by(PAGE_BYTES) {
             piece[at] = std::hint::black_box(at as u8);
         }
         held.push(piece);

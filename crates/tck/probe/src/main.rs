@@ -21,7 +21,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 /// Exit code for a verb that does not exist or lacks an argument: the kit's own mistake.
-const MISUSED: u8 = 250;
+const MISUSE_EXIT_CODE: u8 = 250;
 
 /// The arguments behind the verb.
 pub struct Args(Vec<String>);
@@ -78,7 +78,7 @@ pub fn number_of(error: &io::Error) -> i32 {
 
 fn perform(verb: &str, args: &Args) -> io::Result<Done> {
     match verb {
-        "exit" => Ok(Done::Code(u8::try_from(args.number(0)?).unwrap_or(MISUSED))),
+        "exit" => Ok(Done::Code(u8::try_from(args.number(0)?).unwrap_or(MISUSE_EXIT_CODE))),
         "sleep" => process::sleep(args),
         "signal-self" => process::signal_self(args),
         "ignore-signals-then-sleep" => process::ignore_signals_then_sleep(args),
@@ -142,7 +142,7 @@ fn misbehave(verb: &str, args: &Args) -> io::Result<Done> {
         "holder-flood" => hostile::holder(args, true),
         "write-after-close" => hostile::write_after_close(),
         "flood-fast" => hostile::flood_fast(args),
-        _ => Ok(Done::Code(MISUSED)),
+        _ => Ok(Done::Code(MISUSE_EXIT_CODE)),
     }
 }
 
@@ -154,7 +154,7 @@ fn main() -> ExitCode {
         Done::Code(code) => ExitCode::from(code),
         Done::Facts(facts) => match writeln!(io::stdout(), "{facts}") {
             Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::from(MISUSED),
+            Err(_) => ExitCode::from(MISUSE_EXIT_CODE),
         },
     }
 }

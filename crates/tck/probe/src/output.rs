@@ -4,14 +4,14 @@ use std::io::{self, Read, Write};
 
 use crate::{Args, Done};
 
-/// How much a flood writes at once unless told otherwise.
-const CHUNK: u64 = 64 << 10;
+/// Chunk size of a flood that names none.
+const FLOOD_CHUNK_BYTES: u64 = 64 << 10;
 
 fn stream(name: &str) -> Box<dyn Write> {
     if name == "stderr" { Box::new(io::stderr()) } else { Box::new(io::stdout()) }
 }
 
-fn put(name: &str, data: &[u8]) -> io::Result<Done> {
+fn write_stream(name: &str, data: &[u8]) -> io::Result<Done> {
     let mut stream = stream(name);
     stream.write_all(data)?;
     stream.flush()?;
@@ -20,7 +20,7 @@ fn put(name: &str, data: &[u8]) -> io::Result<Done> {
 
 /// `print STREAM TEXT`.
 pub fn print(args: &Args) -> io::Result<Done> {
-    put(args.text(0), args.text(1).as_bytes())
+    write_stream(args.text(0), args.text(1).as_bytes())
 }
 
 /// `print-hex STREAM HEX`.
@@ -28,7 +28,7 @@ pub fn print_hex(args: &Args) -> io::Result<Done> {
     let digits = args.text(1).as_bytes().chunks(2);
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let data: Option<Vec<u8>> = digits.map(byte).collect();
-    put(args.text(0), &data.ok_or(io::ErrorKind::InvalidInput)?)
+    write_stream(args.text(0), &data.ok_or(io::ErrorKind::InvalidInput)?)
 }
 
 /// The byte of a flood at this place: no period that a chunk's size could divide.
@@ -38,7 +38,7 @@ fn pattern(at: u64) -> u8 {
 
 /// `flood STREAM BYTES [CHUNK]`: a pattern in which every byte can be checked.
 pub fn flood(args: &Args) -> io::Result<Done> {
-    let (total, chunk) = (args.number(1)?, args.number_or(2, CHUNK)?.max(1));
+    let (total, chunk) = (args.number(1)?, args.number_or(2, FLOOD_CHUNK_BYTES)?.max(1));
     let mut stream = stream(args.text(0));
     let mut at = 0;
     while at < total {
@@ -54,7 +54,7 @@ pub fn flood(args: &Args) -> io::Result<Done> {
 /// `interleave N`: numbered lines, in turn on both streams.
 pub fn interleave(args: &Args) -> io::Result<Done> {
     for number in 0..args.number(0)? {
-        put(if number % 2 == 0 { "stdout" } else { "stderr" }, format!("{number}\n").as_bytes())?;
+        write_stream(if number % 2 == 0 { "stdout" } else { "stderr" }, format!("{number}\n").as_bytes())?;
     }
     Ok(Done::Code(0))
 }
@@ -62,7 +62,7 @@ pub fn interleave(args: &Args) -> io::Result<Done> {
 /// `echo`: gives its input back until it ends.
 pub fn echo() -> io::Result<Done> {
     let (mut input, mut out) = (io::stdin(), io::stdout());
-    let mut buffer = vec![0; CHUNK as usize];
+    let mut buffer = vec![0; FLOOD_CHUNK_BYTES as usize];
     loop {
         let count = input.read(&mut buffer)?;
         if count == 0 {

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use crate::{Args, Done, attempt, signals};
 
-/// How often a detached process shows that it lives.
-const BEAT: Duration = Duration::from_millis(10);
+/// Interval at which a detached process shows that it lives.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// This very program with other arguments, connected to nothing.
 pub fn myself<const N: usize>(args: [&str; N]) -> io::Result<Command> {
@@ -23,7 +23,7 @@ pub fn myself<const N: usize>(args: [&str; N]) -> io::Result<Command> {
     Ok(command)
 }
 
-fn said(text: &str) -> io::Result<()> {
+fn print_line(text: &str) -> io::Result<()> {
     let mut out = io::stdout();
     writeln!(out, "{text}")?;
     out.flush()
@@ -31,7 +31,7 @@ fn said(text: &str) -> io::Result<()> {
 
 /// `sleep MS`: says `ready`, then does nothing.
 pub fn sleep(args: &Args) -> io::Result<Done> {
-    said("ready")?;
+    print_line("ready")?;
     thread::sleep(args.span(0)?);
     Ok(Done::Code(0))
 }
@@ -54,7 +54,7 @@ pub fn ignore_signals_then_sleep(args: &Args) -> io::Result<Done> {
 
 /// `close-fds-then-sleep MS`: gives its output up, so that nobody notices its end by that.
 pub fn close_fds_then_sleep(args: &Args) -> io::Result<Done> {
-    said("ready")?;
+    print_line("ready")?;
     let null = std::fs::File::open(".")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
@@ -75,7 +75,7 @@ pub fn spawn_detached(args: &Args) -> io::Result<Done> {
         }
         thread::sleep(Duration::from_millis(1));
     }
-    said(r#"{"ok":true}"#)?;
+    print_line(r#"{"ok":true}"#)?;
     thread::sleep(Duration::from_millis(args.number_or(2, 0)?));
     Ok(Done::Code(0))
 }
@@ -96,7 +96,7 @@ pub fn heartbeat(args: &Args) -> io::Result<Done> {
     let mut marker = OpenOptions::new().create(true).append(true).open(args.text(0))?;
     while Instant::now() < until {
         marker.write_all(b".")?;
-        thread::sleep(BEAT);
+        thread::sleep(HEARTBEAT_INTERVAL);
     }
     Ok(Done::Code(0))
 }
@@ -107,7 +107,7 @@ pub fn tick(args: &Args) -> io::Result<Done> {
     while Instant::now() < until {
         io::stdout().write_all(b".")?;
         io::stdout().flush()?;
-        thread::sleep(BEAT);
+        thread::sleep(HEARTBEAT_INTERVAL);
     }
     Ok(Done::Code(0))
 }

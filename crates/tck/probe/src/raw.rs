@@ -24,14 +24,14 @@ pub fn leave() -> ! {
 /// Sends a signal to every process that can be reached, but this one.
 pub fn signal_everybody(number: i32) -> io::Result<()> {
     // SAFETY: touches no memory.
-    answer(unsafe { libc::kill(-1, number) }.into())
+    check_syscall(unsafe { libc::kill(-1, number) }.into())
 }
 
 /// Takes control of another process.
 pub fn trace(pid: i32) -> io::Result<()> {
     let nothing = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: attaching reads and writes no memory of this process.
-    answer(unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, nothing, nothing) })
+    check_syscall(unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, nothing, nothing) })
 }
 
 /// Closes a descriptor that the rest of this program takes for open.
@@ -44,9 +44,9 @@ pub fn close(number: i32) {
 pub fn io_context() -> io::Result<()> {
     let mut context: libc::c_ulong = 0;
     // SAFETY: the kernel writes one word, which outlives the call.
-    answer(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) })
+    check_syscall(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) })
 }
 
-fn answer(ret: i64) -> io::Result<()> {
+fn check_syscall(ret: i64) -> io::Result<()> {
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

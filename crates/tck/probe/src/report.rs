@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::{Done, fine, process};
 
-/// The highest descriptor that is looked for.
-const DESCRIPTORS: u32 = 4096;
+/// Descriptors below this number are looked for.
+const DESCRIPTOR_SCAN_LIMIT: u32 = 4096;
 
 /// Everything that can be seen.
 pub fn report() -> Done {
@@ -107,7 +107,7 @@ fn descriptors() -> BTreeMap<String, String> {
         let target = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
         Some((number.to_string(), target.to_string_lossy().into_owned()))
     };
-    (0..DESCRIPTORS).filter_map(link).collect()
+    (0..DESCRIPTOR_SCAN_LIMIT).filter_map(link).collect()
 }
 
 fn limits() -> BTreeMap<&'static str, Value> {

@@ -38,7 +38,7 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             .map_err(|stop| format!("{stop:?}").into()),
         Some("wasm-isolated") => {
             let worker =
-                Worker { program: std::env::current_exe()?, role: vec![WORKER.to_owned()] };
+                Worker { program: std::env::current_exe()?, role: vec![WASM_WORKER_ROLE.to_owned()] };
             OnHost::of_wasm(Arc::new(Wasm::new(Settings::default().isolated(worker))))
                 .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
                 .map_err(|stop| format!("{stop:?}").into())
@@ -100,11 +100,11 @@ async fn judge(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(), Engin
     }
 }
 
-/// The argument by which this program knows that it is to be a worker of the wasm backend.
-const WORKER: &str = "wasm-worker";
+/// First argument that makes this program a worker of the wasm backend.
+const WASM_WORKER_ROLE: &str = "wasm-worker";
 
 fn main() -> Result<(), EngineFailure> {
-    if std::env::args().nth(1).is_some_and(|role| role == WORKER) {
+    if std::env::args().nth(1).is_some_and(|role| role == WASM_WORKER_ROLE) {
         std::process::exit(wasm::worker(std::env::args().skip(2)));
     }
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);

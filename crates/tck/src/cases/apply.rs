@@ -14,21 +14,22 @@ use crate::case::{case, check, same};
 use crate::kit::Room;
 use crate::{Case, Kit, Stop, Verdict};
 
-const NEEDS: &[Feature] = &[Feature::OverlayWorkspace];
+const REQUIRED_FEATURES: &[Feature] = &[Feature::OverlayWorkspace];
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const APPLY_CASES: &[Case] = &[
     case!("content that the guest swaps after it was approved is not applied", "C-23", swapped)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("what would make the host run code is held back from an apply", "C-24", held_back)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
 ];
 
-const ORIGINAL: &str = "original";
+/// Content of the host's file before a change is applied.
+const ORIGINAL_CONTENT: &str = "original";
 
-/// Files that programs of the host run code from, and a name that nobody has reviewed.
-const HELD_BACK: &[&str] = &[".envrc", ".gitmodules", ".Rprofile", ".unheard-of"];
+/// Paths held back from apply: files that host programs run code from, and an unknown dot-name.
+const HELD_BACK_PATHS: &[&str] = &[".envrc", ".gitmodules", ".Rprofile", ".unheard-of"];
 
 /// A sandbox in a workspace whose changes are kept apart.
 struct Review {
@@ -39,7 +40,7 @@ struct Review {
 
 impl Review {
     async fn begin(kit: &Kit) -> Verdict<Self> {
-        fs::write(kit.workspace().join("given"), ORIGINAL)?;
+        fs::write(kit.workspace().join("given"), ORIGINAL_CONTENT)?;
         let workspaces = Workspaces::open(kit.state(), JournalOptions::default())?;
         let workspace = workspaces.acquire(Request::new(Hint::Overlay(kit.workspace()))).await?;
         let mut spec = kit.spec();
@@ -63,14 +64,14 @@ async fn swapped(kit: Kit) -> Verdict {
     let options = ApplyOptions { seen: Some(seen), ..ApplyOptions::default() };
     let answer = review.workspaces.apply(&review.workspace.id, &options);
     check!(answer.is_err(), "expected the apply to be refused, saw {answer:?}");
-    same!("the host's file", fs::read_to_string(kit.workspace().join("given"))?, ORIGINAL);
+    same!("the host's file", fs::read_to_string(kit.workspace().join("given"))?, ORIGINAL_CONTENT);
     Ok(())
 }
 
 async fn held_back(kit: Kit) -> Verdict {
     let review = Review::begin(&kit).await?;
     review.write("given", "changed").await?;
-    for path in HELD_BACK {
+    for path in HELD_BACK_PATHS {
         review.write(path, "x").await?;
         check!(!kit.workspace().join(path).exists(), "`{path}` reached the host before any apply");
     }
@@ -79,7 +80,7 @@ async fn held_back(kit: Kit) -> Verdict {
         return Err(Stop::Failed(format!("expected an apply, saw {applied:?}")));
     };
     same!("the host's file", fs::read_to_string(kit.workspace().join("given"))?, "changed");
-    for path in HELD_BACK {
+    for path in HELD_BACK_PATHS {
         check!(!kit.workspace().join(path).exists(), "`{path}` was applied");
     }
     Ok(())

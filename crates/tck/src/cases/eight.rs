@@ -8,7 +8,7 @@ use crate::case::{case, check, same};
 use crate::kit::{collect, heard, probe};
 use crate::{Case, Kit, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const MANDATORY_CASES: &[Case] = &[
     case!("a program that succeeds exits with 0 and all of its output arrives", "C-13", success),
     case!("a non-zero exit code arrives as it is", "C-10", non_zero),
     case!(

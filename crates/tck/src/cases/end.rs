@@ -9,9 +9,9 @@ use stockade_core::{Ending, Feature, Outcome};
 
 use crate::case::{case, check, same};
 use crate::kit::{collect, eventually, heard, probe};
-use crate::{Case, Kit, MARK, Stop, Verdict};
+use crate::{Case, Kit, MARK_VARIABLE, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const END_CASES: &[Case] = &[
     case!("the outcome is the same however often it is asked for", "C-14", asked_often),
     case!("the outcome in the stream, in the record and in the answer is one", "C-14", one_outcome),
     case!("cancelling after the end changes nothing", "C-15", cancel_after),
@@ -110,7 +110,7 @@ async fn detach(kit: Kit) -> Verdict {
 }
 
 /// Polls a future so many times and no more; gives the answer if it came before.
-async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>, polls: usize) -> Option<T> {
+async fn poll_at_most<T>(mut future: Pin<&mut impl Future<Output = T>>, polls: usize) -> Option<T> {
     let mut left = polls;
     std::future::poll_fn(|context| {
         if left == 0 {
@@ -135,7 +135,7 @@ async fn given_up<T>(
 ) -> Option<T> {
     let before = kit.asked_for().len();
     let mut future = pin!(future);
-    let answer = polled(future.as_mut(), polls).await;
+    let answer = poll_at_most(future.as_mut(), polls).await;
     let until = tokio::time::Instant::now() + Duration::from_millis(200);
     while answer.is_none()
         && when_building
@@ -147,11 +147,11 @@ async fn given_up<T>(
     answer
 }
 
-/// More than the points at which any of these operations waits.
-const POLLS: usize = 25;
+/// Polls before an operation is dropped: more than the points at which any of these operations waits.
+const MAX_POLL_COUNT: usize = 25;
 
 async fn abandoned_run(kit: Kit) -> Verdict {
-    for round in 0..2 * POLLS {
+    for round in 0..2 * MAX_POLL_COUNT {
         let run = kit.engine().run(kit.spec(), probe(["ignore-signals-then-sleep", "600000"]));
         if let Some(execution) = given_up(&kit, run, round / 2, round % 2 == 1).await {
             drop(execution?);
@@ -162,7 +162,7 @@ async fn abandoned_run(kit: Kit) -> Verdict {
 }
 
 async fn abandoned_create(kit: Kit) -> Verdict {
-    for round in 0..2 * POLLS {
+    for round in 0..2 * MAX_POLL_COUNT {
         let create = kit.engine().create(kit.spec());
         if let Some(id) = given_up(&kit, create, round / 2, round % 2 == 1).await {
             kit.engine().destroy(&id?).await?;
@@ -178,7 +178,7 @@ async fn answer_not_taken(kit: Kit) -> Verdict {
         let mut turns = 0;
         // Polled until the sandbox is being built, and then left alone until it stands.
         while kit.asked_for().is_empty() && turns < 1000 {
-            if let Some(id) = polled(create.as_mut(), 1).await {
+            if let Some(id) = poll_at_most(create.as_mut(), 1).await {
                 kit.engine().destroy(&id?).await?;
                 return kit.gone_for_good().await;
             }
@@ -199,11 +199,11 @@ async fn answer_not_taken(kit: Kit) -> Verdict {
 async fn abandoned_exec(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let own = format!("{}exec", kit.mark());
-    for polls in 0..POLLS {
+    for polls in 0..MAX_POLL_COUNT {
         let mut command = probe(["ignore-signals-then-sleep", "600000"]);
-        command.env.insert(MARK.parse()?, own.clone());
+        command.env.insert(MARK_VARIABLE.parse()?, own.clone());
         let exec = kit.engine().exec(room.id(), command);
-        if let Some(execution) = polled(pin!(exec), polls).await {
+        if let Some(execution) = poll_at_most(pin!(exec), polls).await {
             drop(execution?);
             break;
         }

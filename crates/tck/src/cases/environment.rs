@@ -6,7 +6,7 @@ use crate::case::{case, check, same};
 use crate::kit::probe;
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const ENVIRONMENT_CASES: &[Case] = &[
     case!("no variable of the host reaches a program", "C-03", clean).isolation(),
     case!("a program finds a search path", "C-03", search_path),
     case!(
@@ -17,8 +17,8 @@ pub(super) const CASES: &[Case] = &[
     case!("values of variables arrive exactly as they were given", "C-03", odd_values),
 ];
 
-/// Variables a backend may set by itself; where one of them is the host's, its value is no secret.
-const OWN: [&str; 10] =
+/// Environment variables a backend may set by itself; the host's values of them are no secret.
+const BACKEND_SET_VARIABLES: [&str; 10] =
     ["PATH", "HOME", "TMPDIR", "LANG", "TERM", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME"];
 
 fn environment(facts: &Value) -> Verdict<&Map<String, Value>> {
@@ -30,7 +30,7 @@ fn environment(facts: &Value) -> Verdict<&Map<String, Value>> {
 async fn clean(kit: Kit) -> Verdict {
     let facts = kit.facts(["report"]).await?;
     let inside = environment(&facts)?;
-    let foreign = |name: &str| !OWN.contains(&name) && inside.contains_key(name);
+    let foreign = |name: &str| !BACKEND_SET_VARIABLES.contains(&name) && inside.contains_key(name);
     let leaked: Vec<_> =
         std::env::vars().map(|(name, _)| name).filter(|name| foreign(name)).collect();
     check!(leaked.is_empty(), "expected none of the host's variables, saw {leaked:?}");

@@ -10,36 +10,36 @@ use super::pattern;
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Room, Stop, Verdict};
 
-const NEEDS: &[Feature] = &[Feature::FileTransfer];
+const REQUIRED_FEATURES: &[Feature] = &[Feature::FileTransfer];
 
-pub(super) const CASES: &[Case] = &[
-    case!("a file that is written from outside can be read inside", "C-22", inward).needs(NEEDS),
-    case!("a file that is written inside can be read from outside", "C-22", outward).needs(NEEDS),
-    case!("a large binary file goes in and out unchanged", "C-22", large).needs(NEEDS),
-    case!("many files are listed, each with what it is", "C-22", many).needs(NEEDS),
+pub(super) const FILE_CASES: &[Case] = &[
+    case!("a file that is written from outside can be read inside", "C-22", inward).needs(REQUIRED_FEATURES),
+    case!("a file that is written inside can be read from outside", "C-22", outward).needs(REQUIRED_FEATURES),
+    case!("a large binary file goes in and out unchanged", "C-22", large).needs(REQUIRED_FEATURES),
+    case!("many files are listed, each with what it is", "C-22", many).needs(REQUIRED_FEATURES),
     case!(
         "directories are made with those above them, and removed with what is in them",
         "C-22",
         directories
     )
-    .needs(NEEDS),
-    case!("a file is moved, replacing what is in the way", "C-22", rename).needs(NEEDS),
-    case!("a file's permissions are set and move with it", "C-22", set_mode).needs(NEEDS),
-    case!("what is not there is reported as not found", "C-22", missing).needs(NEEDS),
+    .needs(REQUIRED_FEATURES),
+    case!("a file is moved, replacing what is in the way", "C-22", rename).needs(REQUIRED_FEATURES),
+    case!("a file's permissions are set and move with it", "C-22", set_mode).needs(REQUIRED_FEATURES),
+    case!("what is not there is reported as not found", "C-22", missing).needs(REQUIRED_FEATURES),
     case!("an absolute path from outside names the sandbox's own tree", "C-22", absolute)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("a link out of the workspace is not followed when reading", "C-21", link_read)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("a link out of the workspace is not followed when writing", "C-21", link_write)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("a link to a directory outside leads nowhere", "C-21", link_directory)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
-    case!("a link is itself, not what it points to", "C-21", link_is_itself).needs(NEEDS),
-    case!("reading a fifo is refused instead of waiting", "C-21", fifo).needs(NEEDS),
+    case!("a link is itself, not what it points to", "C-21", link_is_itself).needs(REQUIRED_FEATURES),
+    case!("reading a fifo is refused instead of waiting", "C-21", fifo).needs(REQUIRED_FEATURES),
 ];
 
 fn path(text: &str) -> Verdict<SandboxPath> {
@@ -195,7 +195,7 @@ fn secret(kit: &Kit) -> Verdict<String> {
 }
 
 /// A link in the workspace: made inside, or, where that is refused already there, by the host.
-async fn plant(kit: &Kit, room: &Room, target: &str, name: &str) -> Verdict {
+async fn plant_link(kit: &Kit, room: &Room, target: &str, name: &str) -> Verdict {
     let made = room.facts(["make-link", target, name]).await?;
     if kit.is_wasm() && made["ok"] == json!(false) {
         std::os::unix::fs::symlink(target, kit.workspace().join(name))?;
@@ -212,7 +212,7 @@ async fn link_read(kit: Kit) -> Verdict {
         ("up", "../../../../../../etc/hostname"),
         ("etc", "/etc/hostname"),
     ] {
-        plant(&kit, &room, target, name).await?;
+        plant_link(&kit, &room, target, name).await?;
         refused(sandbox.files()?.read(&path(name)?, 0, 100).await, ErrorCode::PathEscapes, name)?;
     }
     Ok(())
@@ -222,7 +222,7 @@ async fn link_write(kit: Kit) -> Verdict {
     let secret = secret(&kit)?;
     let room = kit.room().await?;
     let sandbox = room.sandbox()?;
-    plant(&kit, &room, &secret, "link").await?;
+    plant_link(&kit, &room, &secret, "link").await?;
     let answer = sandbox.files()?.write(&path("link")?, Data::from_static(b"changed"), false).await;
     same!("the host's file", std::fs::read_to_string(&secret)?, "secret");
     refused(answer, ErrorCode::PathEscapes, "link")
@@ -232,7 +232,7 @@ async fn link_directory(kit: Kit) -> Verdict {
     secret(&kit)?;
     let room = kit.room().await?;
     let sandbox = room.sandbox()?;
-    plant(&kit, &room, &kit.outside().to_string_lossy(), "link").await?;
+    plant_link(&kit, &room, &kit.outside().to_string_lossy(), "link").await?;
     let inner = "link/secret";
     refused(sandbox.files()?.read(&path(inner)?, 0, 100).await, ErrorCode::PathEscapes, inner)?;
     refused(sandbox.files()?.list(&path("link")?).await, ErrorCode::PathEscapes, "link")?;

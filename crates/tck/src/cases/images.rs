@@ -7,7 +7,7 @@ use crate::case::{case, check, same};
 use crate::kit::host_path;
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const IMAGE_CASES: &[Case] = &[
     case!("the host's programs are there, and cannot be changed", "C-03", host)
         .needs(&[Feature::HostImage])
         .isolation(),

@@ -10,7 +10,7 @@ use stockade_core::Feature;
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Room, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const ISOLATION_CASES: &[Case] = &[
     case!("no file in the workspace can be made to run as its owner", "C-18", set_id)
         .needs(&[Feature::LocalWorkspace, Feature::HostImage])
         .isolation(),

@@ -7,7 +7,7 @@ use crate::case::{case, check, same};
 use crate::kit::{collect, heard, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const KILL_CASES: &[Case] = &[
     case!("a time-out ends what was detached, too", "C-11", time_out_detached)
         .needs(&[Feature::CompleteKill])
         .isolation(),
@@ -34,14 +34,14 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::Signals]),
 ];
 
-/// Longer than any case looks, and short enough not to linger where nothing ends it.
-const DETACH: [&str; 4] = ["spawn-detached", "marker", "40000", "600000"];
+/// Probe arguments that detach a process: it outlives the case, and ends by itself where nothing kills it.
+const DETACHED_PROBE_ARGS: [&str; 4] = ["spawn-detached", "marker", "40000", "600000"];
 
 async fn time_out_detached(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     // On a busy machine two seconds may be over before anything has begun: then there is nothing to see.
     for seconds in [2, 8, 30] {
-        let mut command = probe(DETACH);
+        let mut command = probe(DETACHED_PROBE_ARGS);
         command.wall_time = Some(Span::secs(seconds));
         let ran = room.run_command(command).await?.ended(&Ending::TimedOut)?;
         if !ran.stdout.is_empty() {
@@ -55,7 +55,7 @@ async fn time_out_detached(kit: Kit) -> Verdict {
 
 async fn cancel_detached(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let execution = room.start(probe(DETACH)).await?;
+    let execution = room.start(probe(DETACHED_PROBE_ARGS)).await?;
     heard(&mut execution.subscribe(), "ok").await?;
     check!(room.beats("marker").await?, "expected the detached process to write, but it does not");
     execution.close().await?;

@@ -10,9 +10,9 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
 use crate::kit::{eventually, host_path, probe};
-use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK, Stop, Verdict};
+use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK_VARIABLE, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const LIFECYCLE_CASES: &[Case] = &[
     case!("nothing is left of a sandbox when destroy returns", "C-30", destroy),
     case!("destroying twice, or what never was, succeeds", "C-30", destroy_again),
     case!("destroying from many places at once succeeds everywhere", "C-30", destroy_at_once),
@@ -168,7 +168,7 @@ async fn engine_killed(kit: Kit) -> Verdict {
         return Err(Stop::Unfit("the subject offers no engine process".into()));
     };
     process.env(ENGINE_STATE, kit.state()).env(ENGINE_WORKSPACE, kit.workspace());
-    process.env(MARK, kit.mark());
+    process.env(MARK_VARIABLE, kit.mark());
     let mut process: tokio::process::Command = process.into();
     let mut child =
         process.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;

@@ -10,7 +10,7 @@ use crate::case::{case, check, same};
 use crate::kit::probe;
 use crate::{Case, Kit, Ran, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const LIMIT_CASES: &[Case] = &[
     case!("memory beyond the limit is not to be had", "C-16", memory)
         .needs(&[Feature::MemoryLimit])
         .isolation(),
@@ -49,7 +49,7 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::CpuTimeLimit]),
 ];
 
-const MIB: u64 = 1 << 20;
+const MIB_BYTES: u64 = 1 << 20;
 
 /// Ended for the limit, or told by its own attempt that there was no more: at most `most` of it.
 fn held_back(ran: Ran, limit: LimitKind, unit: &str, most: u64) -> Verdict {
@@ -66,15 +66,15 @@ fn held_back(ran: Ran, limit: LimitKind, unit: &str, most: u64) -> Verdict {
 async fn memory(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.memory = Some(Bytes::mib(64));
-    let ran = kit.run_with(spec, probe(["allocate", &(256 * MIB).to_string()])).await?;
-    held_back(ran, LimitKind::Memory, "bytes", 64 * MIB)
+    let ran = kit.run_with(spec, probe(["allocate", &(256 * MIB_BYTES).to_string()])).await?;
+    held_back(ran, LimitKind::Memory, "bytes", 64 * MIB_BYTES)
 }
 
 async fn memory_within(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.memory = Some(Bytes::mib(128));
-    let facts = kit.run_with(spec, probe(["allocate", &(32 * MIB).to_string()])).await?.facts()?;
-    same!("what was to be had", facts, json!({ "ok": true, "bytes": 32 * MIB }));
+    let facts = kit.run_with(spec, probe(["allocate", &(32 * MIB_BYTES).to_string()])).await?.facts()?;
+    same!("what was to be had", facts, json!({ "ok": true, "bytes": 32 * MIB_BYTES }));
     Ok(())
 }
 
@@ -182,8 +182,8 @@ impl Drop for FreeThread {
 async fn disk(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.disk = Some(Bytes::mib(8));
-    let ran = kit.run_with(spec, probe(["fill", "big", &(64 * MIB).to_string()])).await?;
-    held_back(ran, LimitKind::Disk, "bytes", 16 * MIB)
+    let ran = kit.run_with(spec, probe(["fill", "big", &(64 * MIB_BYTES).to_string()])).await?;
+    held_back(ran, LimitKind::Disk, "bytes", 16 * MIB_BYTES)
 }
 
 async fn open_files(kit: Kit) -> Verdict {

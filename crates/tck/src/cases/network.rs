@@ -12,23 +12,24 @@ use crate::case::{case, check, same};
 use crate::kit::{heard, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
-const WALL: &[Feature] = &[Feature::NetworkIsolation];
-/// A view of the host, and programs that make sockets.
-const VIEW: &[Feature] = &[Feature::LocalWorkspace, Feature::HostImage];
+/// Features required by the cases about network isolation.
+const ISOLATION_FEATURES: &[Feature] = &[Feature::NetworkIsolation];
+/// Features required by the cases about host sockets: a view of the host, and programs that make sockets.
+const HOST_VIEW_FEATURES: &[Feature] = &[Feature::LocalWorkspace, Feature::HostImage];
 
-pub(super) const CASES: &[Case] = &[
-    case!("there is no network interface but loopback", "C-03", interfaces).needs(WALL).isolation(),
+pub(super) const NETWORK_CASES: &[Case] = &[
+    case!("there is no network interface but loopback", "C-03", interfaces).needs(ISOLATION_FEATURES).isolation(),
     case!("a listener on the host's loopback cannot be reached", "C-03", host_loopback)
-        .needs(WALL)
+        .needs(ISOLATION_FEATURES)
         .isolation(),
     case!("an abstract socket of the host cannot be reached", "C-03", host_abstract)
-        .needs(WALL)
+        .needs(ISOLATION_FEATURES)
         .isolation(),
     case!("an abstract socket of another sandbox cannot be reached", "C-17", other_abstract)
-        .needs(WALL)
+        .needs(ISOLATION_FEATURES)
         .isolation(),
     case!("a socket of the host in the workspace cannot be reached", "C-25", host_socket)
-        .needs(VIEW)
+        .needs(HOST_VIEW_FEATURES)
         .isolation(),
     case!("a socket of the host in a read-only workspace cannot be reached", "C-25", shown_socket)
         .needs(&[Feature::LocalWorkspace, Feature::HostImage, Feature::ReadOnlyWorkspace])
@@ -56,7 +57,7 @@ async fn interfaces(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn unreachable(kit: &Kit, spec: stockade_core::SandboxSpec) -> Verdict {
+async fn check_loopback_unreachable(kit: &Kit, spec: stockade_core::SandboxSpec) -> Verdict {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     listener.set_nonblocking(true)?;
     let port = listener.local_addr()?.port().to_string();
@@ -68,7 +69,7 @@ async fn unreachable(kit: &Kit, spec: stockade_core::SandboxSpec) -> Verdict {
 }
 
 async fn host_loopback(kit: Kit) -> Verdict {
-    unreachable(&kit, kit.spec()).await
+    check_loopback_unreachable(&kit, kit.spec()).await
 }
 
 async fn host_abstract(kit: Kit) -> Verdict {
@@ -92,15 +93,15 @@ async fn other_abstract(kit: Kit) -> Verdict {
 }
 
 async fn host_socket(kit: Kit) -> Verdict {
-    unreached(&kit, kit.spec()).await
+    check_sockets_unreached(&kit, kit.spec()).await
 }
 
 async fn shown_socket(kit: Kit) -> Verdict {
-    unreached(&kit, SandboxSpec { read_only: true, ..kit.spec() }).await
+    check_sockets_unreached(&kit, SandboxSpec { read_only: true, ..kit.spec() }).await
 }
 
 /// Whether nobody comes to what listens in the workspace, unless the backend says that somebody may.
-async fn unreached(kit: &Kit, spec: SandboxSpec) -> Verdict {
+async fn check_sockets_unreached(kit: &Kit, spec: SandboxSpec) -> Verdict {
     let (stream, datagrams) = (kit.workspace().join("stream"), kit.workspace().join("datagrams"));
     let listener = UnixListener::bind(&stream)?;
     let receiver = UnixDatagram::bind(&datagrams)?;
@@ -138,5 +139,5 @@ async fn talks_to_itself(kit: &Kit, spec: SandboxSpec) -> Verdict {
 async fn loopback_is_own(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.network = Network::Loopback;
-    unreachable(&kit, spec).await
+    check_loopback_unreachable(&kit, spec).await
 }

@@ -9,7 +9,7 @@ use crate::case::{case, check, same};
 use crate::kit::{collect, probe};
 use crate::{Case, Kit, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const OUTPUT_CASES: &[Case] = &[
     case!("standard output and standard error stay apart", "C-13", apart),
     case!("every byte value arrives as it was written", "C-13", binary),
     case!("64 MiB of output arrive byte for byte", "C-13", big),
@@ -51,20 +51,21 @@ async fn binary(kit: Kit) -> Verdict {
     Ok(())
 }
 
-const BIG: usize = 64 << 20;
+/// Size of a large output that has to arrive whole.
+const LARGE_OUTPUT_BYTES: usize = 64 << 20;
 
 async fn big(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
-    spec.limits.output = Some(Bytes(BIG as u64));
+    spec.limits.output = Some(Bytes(LARGE_OUTPUT_BYTES as u64));
     // Judged by its bytes, not by its pace.
     spec.limits.wall_time = Some(Span::secs(600));
-    let ran = kit.run_with(spec, probe(["flood", "stdout", &BIG.to_string()])).await?.exited(0)?;
-    same!("the number of bytes", ran.stdout.len(), BIG);
-    check!(ran.stdout == pattern(BIG), "expected the pattern in every byte, saw another");
+    let ran = kit.run_with(spec, probe(["flood", "stdout", &LARGE_OUTPUT_BYTES.to_string()])).await?.exited(0)?;
+    same!("the number of bytes", ran.stdout.len(), LARGE_OUTPUT_BYTES);
+    check!(ran.stdout == pattern(LARGE_OUTPUT_BYTES), "expected the pattern in every byte, saw another");
     same!(
         "bytes passed on and dropped",
         (ran.outcome.stdout.bytes, ran.outcome.stdout.dropped),
-        (BIG as u64, 0)
+        (LARGE_OUTPUT_BYTES as u64, 0)
     );
     Ok(())
 }
@@ -115,19 +116,20 @@ async fn two_readers(kit: Kit) -> Verdict {
     Ok(())
 }
 
-const FLOOD: u64 = 8 << 20;
+/// Size of the output that a fast and a stalled reader follow.
+const FLOOD_BYTES: u64 = 8 << 20;
 
 async fn slow(kit: Kit) -> Verdict {
     let bounds = HistoryBounds { events: 1000, bytes: 256 << 10 };
     let engine = kit.another_engine(|config| config.history = bounds).await?;
     let id = engine.create(kit.spec()).await?;
-    let command = probe(["flood", "stdout", &FLOOD.to_string()]);
+    let command = probe(["flood", "stdout", &FLOOD_BYTES.to_string()]);
     let (execution, fast) = engine.exec_followed(&id, command).await?;
     let mut stalled = execution.subscribe();
     let ran = collect(fast).await?.exited(0)?;
-    same!("bytes the fast reader saw", ran.stdout.len() as u64, FLOOD);
+    same!("bytes the fast reader saw", ran.stdout.len() as u64, FLOOD_BYTES);
     check!(
-        ran.stdout == pattern(FLOOD as usize),
+        ran.stdout == pattern(FLOOD_BYTES as usize),
         "expected the pattern in every byte, saw another"
     );
     let (mut seen, mut missed) = (0, 0);
@@ -139,7 +141,7 @@ async fn slow(kit: Kit) -> Verdict {
         }
     }
     engine.close().await?;
-    same!("bytes the stalled reader saw and missed", seen + missed, FLOOD);
+    same!("bytes the stalled reader saw and missed", seen + missed, FLOOD_BYTES);
     check!(seen <= 256 << 10, "expected at most the bounded history, saw {seen} bytes");
     Ok(())
 }

@@ -8,37 +8,38 @@ use stockade_core::{ErrorCode, Feature};
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Verdict};
 
-const NEEDS: &[Feature] = &[Feature::OverlayWorkspace];
+const REQUIRED_FEATURES: &[Feature] = &[Feature::OverlayWorkspace];
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const OVERLAY_CASES: &[Case] = &[
     case!("a change in a copy-on-write workspace shows inside and not on the host", "C-03", change)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!(
         "a removal in a copy-on-write workspace shows inside and not on the host",
         "C-03",
         removal
     )
-    .needs(NEEDS)
+    .needs(REQUIRED_FEATURES)
     .isolation(),
     case!("the upper layer holds what was changed, after the sandbox's end too", "C-03", upper)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("the next sandbox on the same layers finds what the one before has left", "C-03", next)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("layers that a sandbox writes to are refused to another one", "C-17", in_use)
-        .needs(NEEDS)
+        .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("a read-only copy-on-write workspace cannot be written to", "C-20", read_only)
         .needs(&[Feature::OverlayWorkspace, Feature::ReadOnlyWorkspace])
         .isolation(),
 ];
 
-const GIVEN: &str = "by the host";
+/// Content of the file that the host puts in the workspace.
+const HOST_FILE_CONTENT: &str = "by the host";
 
-fn give(kit: &Kit) -> Verdict {
-    Ok(fs::write(kit.workspace().join("given"), GIVEN)?)
+fn write_host_file(kit: &Kit) -> Verdict {
+    Ok(fs::write(kit.workspace().join("given"), HOST_FILE_CONTENT)?)
 }
 
 fn on_host(kit: &Kit) -> Verdict<String> {
@@ -46,30 +47,30 @@ fn on_host(kit: &Kit) -> Verdict<String> {
 }
 
 async fn change(kit: Kit) -> Verdict {
-    give(&kit)?;
+    write_host_file(&kit)?;
     let room = kit.room_with(kit.spec_overlaid()?).await?;
     for name in ["given", "new"] {
         same!("writing", room.facts(["write", name, "x"]).await?["ok"], json!(true));
         same!("reading it again", room.facts(["read", name]).await?["hex"], json!("78"));
     }
-    same!("the host's file", on_host(&kit)?, GIVEN);
+    same!("the host's file", on_host(&kit)?, HOST_FILE_CONTENT);
     check!(!kit.workspace().join("new").exists(), "expected no new file on the host, saw one");
     Ok(())
 }
 
 async fn removal(kit: Kit) -> Verdict {
-    give(&kit)?;
+    write_host_file(&kit)?;
     let room = kit.room_with(kit.spec_overlaid()?).await?;
     same!("removing", room.facts(["remove", "given"]).await?["ok"], json!(true));
     same!("reading it then", room.facts(["read", "given"]).await?["ok"], json!(false));
     room.destroy().await?;
     check!(kit.workspace().join("given").exists(), "expected the host's file, but it is gone");
-    same!("the host's file", on_host(&kit)?, GIVEN);
+    same!("the host's file", on_host(&kit)?, HOST_FILE_CONTENT);
     Ok(())
 }
 
 async fn upper(kit: Kit) -> Verdict {
-    give(&kit)?;
+    write_host_file(&kit)?;
     let room = kit.room_with(kit.spec_overlaid()?).await?;
     room.facts(["write", "given", "inside"]).await?;
     room.destroy().await?;
@@ -82,7 +83,7 @@ async fn upper(kit: Kit) -> Verdict {
 }
 
 async fn next(kit: Kit) -> Verdict {
-    give(&kit)?;
+    write_host_file(&kit)?;
     let one = kit.room_with(kit.spec_overlaid()?).await?;
     one.facts(["write", "left", "x"]).await?;
     one.facts(["remove", "given"]).await?;
@@ -105,7 +106,7 @@ async fn in_use(kit: Kit) -> Verdict {
 }
 
 async fn read_only(kit: Kit) -> Verdict {
-    give(&kit)?;
+    write_host_file(&kit)?;
     let mut spec = kit.spec_overlaid()?;
     spec.read_only = true;
     let room = kit.room_with(spec).await?;

@@ -10,7 +10,7 @@ use crate::case::{case, check, same};
 use crate::kit::probe;
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const RECORD_CASES: &[Case] = &[
     case!("each execution has a record of who ran what where", "C-40", attributed),
     case!("the start is recorded before the program runs", "C-40", before),
     case!("the record's outcome is the true one, however it ended", "C-40", outcomes),
@@ -109,7 +109,8 @@ async fn tenants(kit: Kit) -> Verdict {
     Ok(())
 }
 
-const SECRET: &str = "correct-horse-battery-staple";
+/// Secret that no record may hold.
+const SECRET_VALUE: &str = "correct-horse-battery-staple";
 
 /// Stops the case if the secret is in any file below this directory.
 fn kept_from(directory: &Path) -> Verdict {
@@ -120,7 +121,7 @@ fn kept_from(directory: &Path) -> Verdict {
             continue;
         }
         let held = std::fs::read(&path).unwrap_or_default();
-        let found = held.windows(SECRET.len()).any(|part| part == SECRET.as_bytes());
+        let found = held.windows(SECRET_VALUE.len()).any(|part| part == SECRET_VALUE.as_bytes());
         check!(!found, "expected no secret in the state directory, saw it in {}", path.display());
     }
     Ok(())
@@ -128,10 +129,10 @@ fn kept_from(directory: &Path) -> Verdict {
 
 async fn environment(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
-    spec.env.insert("TOKEN".parse()?, SECRET.into());
+    spec.env.insert("TOKEN".parse()?, SECRET_VALUE.into());
     let room = kit.room_with(spec.clone()).await?;
     let mut command = probe(["exit", "0"]);
-    command.env.insert("PASSWORD".parse()?, SECRET.into());
+    command.env.insert("PASSWORD".parse()?, SECRET_VALUE.into());
     room.run_command(command).await?.exited(0)?;
     kept_from(&kit.state())?;
     kit.run_with(spec, Command::program(["./no-such-program"])).await?;
@@ -141,19 +142,19 @@ async fn environment(kit: Kit) -> Verdict {
 
 async fn input(kit: Kit) -> Verdict {
     let mut command = probe(["echo"]);
-    command.stdin = Stdin::Bytes(SECRET.into());
+    command.stdin = Stdin::Bytes(SECRET_VALUE.into());
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
-    same!("what came back", String::from_utf8_lossy(&ran.stdout), SECRET);
+    same!("what came back", String::from_utf8_lossy(&ran.stdout), SECRET_VALUE);
     kept_from(&kit.state())
 }
 
 async fn errors(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
-    spec.env.insert("TOKEN".parse()?, format!("{SECRET}\0"));
+    spec.env.insert("TOKEN".parse()?, format!("{SECRET_VALUE}\0"));
     let Err(error) = kit.engine().create(spec).await else {
         return Err(Stop::failed("expected a zero byte to be refused, but it was taken"));
     };
     same!("the refusal's code", error.code(), ErrorCode::Refused);
-    check!(!format!("{error} {error:?}").contains(SECRET), "expected no secret, saw it in {error}");
+    check!(!format!("{error} {error:?}").contains(SECRET_VALUE), "expected no secret, saw it in {error}");
     kept_from(&kit.state())
 }

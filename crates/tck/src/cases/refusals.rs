@@ -14,7 +14,7 @@ use crate::{Case, Kit, Stop, Verdict};
 
 macro_rules! refusals {
     ($($variant:ident $name:literal)*) => {
-        pub(super) const CASES: &[Case] = &[$(
+        pub(super) const REFUSAL_CASES: &[Case] = &[$(
             Case::new(
                 concat!("a missing ", $name, " is refused by name, and nothing is created"),
                 "C-01",
@@ -22,7 +22,8 @@ macro_rules! refusals {
             ),
         )*];
 
-        const FEATURES: &[(Feature, &str)] = &[$((Feature::$variant, $name)),*];
+        /// Features and their names, in the order of the cases.
+        const REFUSED_FEATURES: &[(Feature, &str)] = &[$((Feature::$variant, $name)),*];
     };
 }
 
@@ -68,8 +69,8 @@ refusals! {
 }
 
 pub(super) fn feature_of(case: &Case) -> Option<Feature> {
-    let at = CASES.iter().position(|refusal| refusal.name == case.name)?;
-    FEATURES.get(at).map(|(feature, _)| *feature)
+    let at = REFUSAL_CASES.iter().position(|refusal| refusal.name == case.name)?;
+    REFUSED_FEATURES.get(at).map(|(feature, _)| *feature)
 }
 
 /// How a feature is asked for.
@@ -240,9 +241,9 @@ mod tests {
 
     #[test]
     fn every_feature_has_its_refusal_under_its_own_name() {
-        let named: BTreeSet<_> = FEATURES.iter().map(|(feature, _)| *feature).collect();
+        let named: BTreeSet<_> = REFUSED_FEATURES.iter().map(|(feature, _)| *feature).collect();
         assert_eq!(named, Feature::ALL.iter().copied().collect());
-        assert!(FEATURES.iter().all(|(feature, name)| feature.name() == *name));
+        assert!(REFUSED_FEATURES.iter().all(|(feature, name)| feature.name() == *name));
         assert!(LimitKind::ALL.iter().all(|kind| named.contains(&kind.feature())));
     }
 }

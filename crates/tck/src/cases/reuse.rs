@@ -6,7 +6,7 @@ use stockade_core::{Bytes, Ending, Feature, LimitKind, Limits, Span, Support};
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Ran, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const REUSE_CASES: &[Case] = &[
     case!("a sandbox can be used again after its memory was exceeded", "C-16", memory).isolation(),
     case!("a sandbox can be used again after its processes were used up", "C-16", processes)
         .isolation(),
@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::OutputLimit]),
 ];
 
-const MIB: u64 = 1 << 20;
+const MIB_BYTES: u64 = 1 << 20;
 
 /// Runs something that exceeds a limit beside a program that does not; then something else.
 async fn used_again(kit: Kit, limits: Limits, verb: &[&str]) -> Verdict<Ran> {
@@ -61,7 +61,7 @@ async fn memory(kit: Kit) -> Verdict {
         return Err(crate::Stop::Unfit(reason.into()));
     }
     let limits = Limits { memory: Some(Bytes::mib(128)), ..Limits::default() };
-    let bytes = (512 * MIB).to_string();
+    let bytes = (512 * MIB_BYTES).to_string();
     is_held_back(used_again(kit, limits, &["allocate", &bytes]).await?, LimitKind::Memory)
 }
 
@@ -99,7 +99,7 @@ async fn disk(kit: Kit) -> Verdict {
         return Err(crate::Stop::Lacking(Feature::DiskLimit));
     }
     let limits = Limits { disk: Some(Bytes::mib(8)), ..Limits::default() };
-    let bytes = (64 * MIB).to_string();
+    let bytes = (64 * MIB_BYTES).to_string();
     is_held_back(used_again(kit, limits, &["fill", "big", &bytes]).await?, LimitKind::Disk)
 }
 

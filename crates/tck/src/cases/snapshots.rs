@@ -10,7 +10,7 @@ use crate::case::{case, check, same};
 use crate::kit::{host_path, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const SNAPSHOT_CASES: &[Case] = &[
     case!("a paused sandbox stands still and then goes on", "C-15", pause).needs(&[Feature::Pause]),
     case!("a snapshot of the files brings them back as they were", "C-22", files)
         .needs(&[Feature::FilesSnapshot]),
@@ -35,16 +35,17 @@ pub(super) const CASES: &[Case] = &[
     .needs(&[Feature::FilesSnapshot]),
 ];
 
-/// How often another one has to be heard for one that is not heard to be silent.
-const TICKS: u32 = 40;
-const SOON: Duration = Duration::from_secs(60);
+/// Ticks heard from another sandbox before one without output counts as silent.
+const SILENCE_TICKS: u32 = 40;
+/// Timeout for output to stop after a pause, and to come again after a resume.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads what is still under way until nothing comes any more while another program is heard: a machine that
 /// is slow is so for both.
 async fn falls_silent(reader: &mut Subscription, other: &mut Subscription) -> Verdict {
     let silence = async {
         let mut ticks = 0;
-        while ticks < TICKS {
+        while ticks < SILENCE_TICKS {
             let heard = tokio::select! {
                 biased;
                 said = reader.next() => { ticks = 0; said.is_some() }
@@ -54,7 +55,7 @@ async fn falls_silent(reader: &mut Subscription, other: &mut Subscription) -> Ve
         }
         Ok(())
     };
-    let silent = tokio::time::timeout(SOON, silence).await;
+    let silent = tokio::time::timeout(OUTPUT_TIMEOUT, silence).await;
     silent.map_err(|_| Stop::failed("expected silence while paused, but output goes on"))?
 }
 
@@ -70,7 +71,7 @@ async fn pause(kit: Kit) -> Verdict {
     falls_silent(&mut reader, &mut other).await?;
     sandbox.resume().await?;
     sandbox.resume().await?;
-    let more = tokio::time::timeout(SOON, reader.next()).await;
+    let more = tokio::time::timeout(OUTPUT_TIMEOUT, reader.next()).await;
     check!(matches!(more, Ok(Some(_))), "expected output after the pause, saw none");
     sandbox.pause().await?;
     execution.close().await?;
@@ -99,12 +100,12 @@ async fn files(kit: Kit) -> Verdict {
     Ok(())
 }
 
-/// The private writable places of every sandbox (C-03).
-const PRIVATE: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/dev/shm"];
+/// Private writable directories of every sandbox (C-03).
+const PRIVATE_WRITABLE_DIRS: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/dev/shm"];
 
 async fn private_places(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let files = PRIVATE.map(|place| format!("{place}/{}", kit.mark()));
+    let files = PRIVATE_WRITABLE_DIRS.map(|place| format!("{place}/{}", kit.mark()));
     for file in &files {
         let written = room.facts(["write", file, "before"]).await?;
         check!(written["ok"] == json!(true), "expected to write {file}, saw {written}");

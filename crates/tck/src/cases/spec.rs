@@ -13,7 +13,7 @@ use crate::case::{case, check, same};
 use crate::kit::{host_path, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const SPEC_CASES: &[Case] = &[
     case!("every reason for a refusal is in one answer", "C-01", all_at_once),
     case!("a limit that is given up by name is told and recorded as such", "C-02", given_up),
     case!("the default limits are the finite ones of the contract", "C-03", defaults),

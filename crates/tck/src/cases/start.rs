@@ -7,7 +7,7 @@ use crate::case::{case, check, same};
 use crate::kit::probe;
 use crate::{Case, Kit, Ran, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const START_CASES: &[Case] = &[
     case!("a program that does not exist is a start failure and no exit code", "C-10", not_found),
     case!("a file that is not executable is a start failure of that kind", "C-10", not_executable),
     case!("a directory that does not exist is a start failure of that kind", "C-10", bad_directory),

@@ -8,7 +8,7 @@ use crate::case::{case, check, same};
 use crate::kit::{collect, heard, probe};
 use crate::{Case, Kit, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const STDIN_CASES: &[Case] = &[
     case!("a program without input reads its end at once", "C-10", none),
     case!("input given with the command arrives byte for byte, then its end", "C-13", bytes)
         .needs(&[Feature::Stdin]),

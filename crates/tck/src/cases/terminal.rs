@@ -7,7 +7,7 @@ use crate::case::{case, check, same};
 use crate::kit::{collect, heard, probe};
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const TERMINAL_CASES: &[Case] = &[
     case!("a program is given a terminal of the size asked for", "C-13", size)
         .needs(&[Feature::Terminal]),
     case!("a program sees its terminal's new size", "C-13", resize).needs(&[Feature::Terminal]),

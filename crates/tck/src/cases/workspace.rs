@@ -11,7 +11,7 @@ use crate::case::{case, check, same};
 use crate::kit::{host_path, probe};
 use crate::{Case, Kit, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const WORKSPACE_CASES: &[Case] = &[
     case!("a local workspace is changed in place", "C-03", local).needs(&[Feature::LocalWorkspace]),
     case!("an ephemeral workspace is empty, and gone with its sandbox", "C-03", ephemeral)
         .needs(&[Feature::EphemeralWorkspace, Feature::FileTransfer]),

@@ -12,7 +12,7 @@ pub(super) struct PlainFiles {
     root: PathBuf,
 }
 
-fn failed(path: &SandboxPath) -> impl FnOnce(std::io::Error) -> Error + '_ {
+fn file_error(path: &SandboxPath) -> impl FnOnce(std::io::Error) -> Error + '_ {
     move |error| {
         let code = [
             (std::io::ErrorKind::NotFound, ErrorCode::NotFound),
@@ -80,36 +80,36 @@ fn remove(path: &Path) -> std::io::Result<()> {
 #[async_trait]
 impl Files for PlainFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
-        entry(&self.at(path)).map_err(failed(path))
+        entry(&self.at(path)).map_err(file_error(path))
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        let entries = std::fs::read_dir(self.at(path)).map_err(failed(path))?.flatten();
-        entries.map(|found| entry(&found.path()).map_err(failed(path))).collect()
+        let entries = std::fs::read_dir(self.at(path)).map_err(file_error(path))?.flatten();
+        entries.map(|found| entry(&found.path()).map_err(file_error(path))).collect()
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
-        read(&self.at(path), offset, most).map_err(failed(path))
+        read(&self.at(path), offset, most).map_err(file_error(path))
     }
 
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
-        write(&self.at(path), &data, append).map_err(failed(path))
+        write(&self.at(path), &data, append).map_err(file_error(path))
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
         let mode = std::fs::Permissions::from_mode(mode & 0o777);
-        std::fs::set_permissions(self.at(path), mode).map_err(failed(path))
+        std::fs::set_permissions(self.at(path), mode).map_err(file_error(path))
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
-        std::fs::create_dir_all(self.at(path)).map_err(failed(path))
+        std::fs::create_dir_all(self.at(path)).map_err(file_error(path))
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
-        std::fs::rename(self.at(from), self.at(to)).map_err(failed(from))
+        std::fs::rename(self.at(from), self.at(to)).map_err(file_error(from))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        remove(&self.at(path)).map_err(failed(path))
+        remove(&self.at(path)).map_err(file_error(path))
     }
 }

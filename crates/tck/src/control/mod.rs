@@ -23,8 +23,8 @@ use process::Children;
 
 const NAME: BackendName = BackendName::literal("control");
 
-/// Cases about no walls that a plain process cannot pass either, and why.
-pub const CANNOT: &[(&str, &str)] = &[
+/// Cases not about isolation that a plain process cannot pass either, and why.
+pub const EXCUSED_CASES: &[(&str, &str)] = &[
     ("a program is given a terminal of the size asked for", "it gives no terminal"),
     ("a program sees its terminal's new size", "it gives no terminal"),
     ("a snapshot of the files brings them back as they were", "it takes no snapshot"),

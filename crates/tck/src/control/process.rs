@@ -16,9 +16,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin};
 use tokio::sync::{mpsc, watch};
 
-/// How much is read at once, and how many such pieces wait for a reader.
-const PIECE: usize = 64 << 10;
-const QUEUE: usize = 16;
+/// Size of one read from an output pipe.
+const READ_CHUNK_BYTES: usize = 64 << 10;
+/// Events that wait for a reader before the pipe is no longer read.
+const EVENT_QUEUE_LENGTH: usize = 16;
 
 /// The children of one sandbox.
 #[derive(Default)]
@@ -34,7 +35,7 @@ impl Children {
             Ok(child) => child,
             Err(failure) => return Ok(never_started(failure)),
         };
-        let (events, events_out) = mpsc::channel(QUEUE);
+        let (events, events_out) = mpsc::channel(EVENT_QUEUE_LENGTH);
         let (ended, ended_out) = watch::channel(false);
         let control = Arc::new(PlainControl {
             pid: child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)),
@@ -125,7 +126,7 @@ async fn pump(
 ) {
     let Some(mut stream) = stream else { return };
     loop {
-        let mut buffer = BytesMut::with_capacity(PIECE);
+        let mut buffer = BytesMut::with_capacity(READ_CHUNK_BYTES);
         match stream.read_buf(&mut buffer).await {
             Ok(count) if count > 0 => {
                 // Nobody reads any more: the pipe closes with the stream.

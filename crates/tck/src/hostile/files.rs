@@ -6,11 +6,11 @@ use std::path::Path;
 
 use stockade_core::{Bytes, Feature, LimitKind, Support};
 
-use super::{MIB, held_back, spec, unharmed, within};
+use super::{MIB_BYTES, held_back, spec, unharmed, within};
 use crate::case::{case, check};
 use crate::{Case, Kit, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const HOSTILE_FILE_CASES: &[Case] = &[
     case!("a program that fills the workspace is ended for it", "C-16", workspace)
         .needs(&[Feature::LocalWorkspace]),
     case!("what lies deeper than a path can name counts", "C-16", deep)
@@ -18,34 +18,35 @@ pub(super) const CASES: &[Case] = &[
     case!("a hundred thousand links change nothing", "C-30", links),
 ];
 
-const LIMIT: u64 = 64 * MIB;
-const MUCH: u64 = 4096 * MIB;
+const DISK_LIMIT_BYTES: u64 = 64 * MIB_BYTES;
+/// Bytes a program tries to write: far more than the limit.
+const ATTEMPTED_BYTES: u64 = 4096 * MIB_BYTES;
 
 async fn workspace(kit: Kit) -> Verdict {
-    filled(&kit, &["fill-many", ".", &MUCH.to_string()]).await
+    check_disk_limit(&kit, &["fill-many", ".", &ATTEMPTED_BYTES.to_string()]).await
 }
 
 async fn deep(kit: Kit) -> Verdict {
-    filled(&kit, &["deep-tree", "300", &MUCH.to_string()]).await
+    check_disk_limit(&kit, &["deep-tree", "300", &ATTEMPTED_BYTES.to_string()]).await
 }
 
-async fn filled(kit: &Kit, verb: &[&str]) -> Verdict {
+async fn check_disk_limit(kit: &Kit, verb: &[&str]) -> Verdict {
     if let Support::Missing { .. } = kit.support(Feature::DiskLimit) {
         return Err(Stop::Lacking(Feature::DiskLimit));
     }
     let mut spec = spec(kit);
-    spec.limits.disk = Some(Bytes(LIMIT));
+    spec.limits.disk = Some(Bytes(DISK_LIMIT_BYTES));
     let ran = kit.run_with(spec, within(60, verb)).await;
-    let used = emptied(&kit.workspace())?;
+    let used = empty_directory(&kit.workspace())?;
     held_back(ran?, &[LimitKind::Disk])?;
     // What is written between two looks may go beyond, but not by much.
-    check!(used < LIMIT + MUCH / 2, "expected about {LIMIT} bytes to be written, saw {used}");
+    check!(used < DISK_LIMIT_BYTES + ATTEMPTED_BYTES / 2, "expected about {DISK_LIMIT_BYTES} bytes to be written, saw {used}");
     unharmed(kit).await
 }
 
 /// How much is in a directory, which is emptied on the way: whatever is in a directory in it moves up,
 /// so that no depth makes a path too long.
-fn emptied(directory: &Path) -> Verdict<u64> {
+fn empty_directory(directory: &Path) -> Verdict<u64> {
     let (mut used, mut number) = (0, 0_u64);
     loop {
         let entries = fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;
@@ -73,6 +74,6 @@ async fn links(kit: Kit) -> Verdict {
     ran.facts()?;
     let ran = kit.run_with(spec(&kit), within(60, ["many-links", ".", "100000"])).await?;
     ran.facts()?;
-    emptied(&kit.workspace())?;
+    empty_directory(&kit.workspace())?;
     unharmed(&kit).await
 }

@@ -20,11 +20,11 @@ use crate::kit::probe;
 use crate::runner::run_cases;
 use crate::{Case, Kit, Options, Ran, Report, Subject, Verdict};
 
-const MIB: u64 = 1 << 20;
+const MIB_BYTES: u64 = 1 << 20;
 
 /// Every program of the corpus.
 pub fn all() -> Vec<Case> {
-    [processes::CASES, memory::CASES, files::CASES, output::CASES].concat()
+    [processes::HOSTILE_PROCESS_CASES, memory::HOSTILE_MEMORY_CASES, files::HOSTILE_FILE_CASES, output::HOSTILE_OUTPUT_CASES].concat()
 }
 
 /// Runs the corpus, one program at a time: what one uses up, another would miss.
@@ -34,7 +34,7 @@ pub async fn run(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
 
 /// Runs what means harm as WebAssembly, likewise.
 pub async fn run_wasm(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
-    run_cases(wasm::CASES.to_vec(), subject, &Options { only, jobs: 1 }).await
+    run_cases(wasm::HOSTILE_WASM_CASES.to_vec(), subject, &Options { only, jobs: 1 }).await
 }
 
 /// The kit's spec, with limits that hold as far as the backend can make them.

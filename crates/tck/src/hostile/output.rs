@@ -11,7 +11,7 @@ use super::{spec, unharmed, within};
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const HOSTILE_OUTPUT_CASES: &[Case] = &[
     case!("ten gigabytes of output are dropped beyond the cap, and counted", "C-12", flood)
         .within(240),
     case!("a write to a closed output harms nobody", "C-12", after_close),
@@ -19,22 +19,23 @@ pub(super) const CASES: &[Case] = &[
     case!("an exit is told though somebody writes on and on", "C-12", held_and_flooded),
 ];
 
-const FLOOD: u64 = 10_000_000_000;
-const CAP: u64 = 1 << 20;
-/// What the engine may grow by while it passes a flood on: its history, its buffers, and some air.
-const AIR: u64 = 128 << 20;
+/// Output written by the flood, far beyond its limit.
+const FLOOD_BYTES: u64 = 10_000_000_000;
+const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
+/// Memory growth allowed to the engine during a flood: its history, its buffers, and a margin.
+const MAX_ENGINE_GROWTH_BYTES: u64 = 128 << 20;
 
 async fn flood(kit: Kit) -> Verdict {
     let mut spec = spec(&kit);
-    spec.limits.output = Some(Bytes(CAP));
+    spec.limits.output = Some(Bytes(OUTPUT_LIMIT_BYTES));
     let before = resident()?;
-    let command = within(150, ["flood-fast", "stdout", &FLOOD.to_string()]);
+    let command = within(150, ["flood-fast", "stdout", &FLOOD_BYTES.to_string()]);
     let (ran, highest) = keeping_highest(kit.run_with(spec, command)).await;
     let ran = ran?.exited(0)?;
     let report = ran.outcome.stdout;
-    same!("bytes passed on and dropped", (report.bytes, report.dropped), (CAP, FLOOD - CAP));
+    same!("bytes passed on and dropped", (report.bytes, report.dropped), (OUTPUT_LIMIT_BYTES, FLOOD_BYTES - OUTPUT_LIMIT_BYTES));
     let grown = highest.saturating_sub(before);
-    check!(grown < AIR, "expected the engine to grow by less than {AIR} bytes, saw {grown}");
+    check!(grown < MAX_ENGINE_GROWTH_BYTES, "expected the engine to grow by less than {MAX_ENGINE_GROWTH_BYTES} bytes, saw {grown}");
     unharmed(&kit).await
 }
 

@@ -9,7 +9,7 @@ use super::{spec, timed_out, unharmed, within};
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Ran, Stop, Verdict};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const HOSTILE_PROCESS_CASES: &[Case] = &[
     case!("a fork bomb is held to its processes and ended in time", "C-11", fork_bomb)
         .needs(&[Feature::ProcessLimit, Feature::CompleteKill]),
     case!("children nobody waits for use up their own sandbox only", "C-16", zombies)
@@ -33,7 +33,8 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Feature::ProcessIsolation]),
 ];
 
-const FOR_EVER: &str = "600000";
+/// Milliseconds, as a probe argument, that outlast every wall time here.
+const LONG_SLEEP_MS: &str = "600000";
 
 async fn fork_bomb(kit: Kit) -> Verdict {
     let mut spec = spec(&kit);
@@ -45,7 +46,7 @@ async fn fork_bomb(kit: Kit) -> Verdict {
 async fn zombies(kit: Kit) -> Verdict {
     let mut spec = spec(&kit);
     spec.limits.processes = Some(64);
-    let ran = timed_out(kit.run_with(spec, within(3, ["zombies", FOR_EVER])).await?, 3)?;
+    let ran = timed_out(kit.run_with(spec, within(3, ["zombies", LONG_SLEEP_MS])).await?, 3)?;
     let facts: Value = serde_json::from_slice(&ran.stdout)?;
     let count = facts["count"].as_u64().unwrap_or(u64::MAX);
     check!((4..64).contains(&count), "expected some, but fewer than 64 processes, saw {facts}");
@@ -60,14 +61,14 @@ async fn daemon(kit: Kit) -> Verdict {
 }
 
 async fn daemon_in_time(kit: Kit) -> Verdict {
-    let verb = ["spawn-detached", "marker", "60000", FOR_EVER];
+    let verb = ["spawn-detached", "marker", "60000", LONG_SLEEP_MS];
     timed_out(kit.run_with(spec(&kit), within(3, verb)).await?, 3)?;
     kit.all_gone().await?;
     unharmed(&kit).await
 }
 
 async fn closed(kit: Kit) -> Verdict {
-    timed_out(kit.run_with(spec(&kit), within(2, ["close-fds-then-sleep", FOR_EVER])).await?, 2)?;
+    timed_out(kit.run_with(spec(&kit), within(2, ["close-fds-then-sleep", LONG_SLEEP_MS])).await?, 2)?;
     unharmed(&kit).await
 }
 
@@ -78,22 +79,22 @@ async fn stopped(kit: Kit) -> Verdict {
 
 async fn parent_stopped(kit: Kit) -> Verdict {
     let room = kit.room_with(spec(&kit)).await?;
-    timed_out(room.run_command(within(2, ["signal-parent", "19", FOR_EVER])).await?, 2)?;
+    timed_out(room.run_command(within(2, ["signal-parent", "19", LONG_SLEEP_MS])).await?, 2)?;
     room.destroy().await?;
     unharmed(&kit).await
 }
 
 async fn parent_killed(kit: Kit) -> Verdict {
-    loses_its_sandbox(&kit, ["signal-parent", "9", FOR_EVER]).await
+    loses_its_sandbox(&kit, ["signal-parent", "9", LONG_SLEEP_MS]).await
 }
 
 async fn everybody_killed(kit: Kit) -> Verdict {
-    loses_its_sandbox(&kit, ["kill-everybody", "9", FOR_EVER]).await
+    loses_its_sandbox(&kit, ["kill-everybody", "9", LONG_SLEEP_MS]).await
 }
 
 async fn all_stopped(kit: Kit) -> Verdict {
     let room = kit.room_with(spec(&kit)).await?;
-    let ran = room.run_command(within(2, ["kill-everybody", "19", FOR_EVER])).await?;
+    let ran = room.run_command(within(2, ["kill-everybody", "19", LONG_SLEEP_MS])).await?;
     if !reached_nobody(&kit, &ran) {
         timed_out(ran, 2)?;
     }

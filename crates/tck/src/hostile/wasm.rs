@@ -8,29 +8,29 @@ use super::unharmed;
 use crate::case::{case, check};
 use crate::{Case, Kit, Ran, Verdict};
 
-const NEEDS: &[Feature] = &[Feature::WasmImage, Feature::LocalWorkspace];
+const REQUIRED_FEATURES: &[Feature] = &[Feature::WasmImage, Feature::LocalWorkspace];
 
-/// What this process may grow by, whatever a program does: its memory limit, and what compiling takes.
-const AIR: u64 = 512 << 20;
+/// Memory growth allowed to this process, whatever a module does: its memory limit, and compilation.
+const MAX_PROCESS_GROWTH_BYTES: u64 = 512 << 20;
 
-pub(super) const CASES: &[Case] = &[
-    case!("an endless loop ends with its processor time", "C-16", endless).needs(NEEDS),
+pub(super) const HOSTILE_WASM_CASES: &[Case] = &[
+    case!("an endless loop ends with its processor time", "C-16", endless).needs(REQUIRED_FEATURES),
     case!("a loop before the program begins ends with its processor time", "C-16", begins)
-        .needs(NEEDS),
-    case!("a storm of calls ends with its processor time", "C-16", storm).needs(NEEDS),
-    case!("memory that grows and grows ends at its limit", "C-16", grows).needs(NEEDS),
+        .needs(REQUIRED_FEATURES),
+    case!("a storm of calls ends with its processor time", "C-16", storm).needs(REQUIRED_FEATURES),
+    case!("memory that grows and grows ends at its limit", "C-16", grows).needs(REQUIRED_FEATURES),
     case!("more memory to begin with than there may be is refused", "C-16", begins_large)
-        .needs(NEEDS),
-    case!("deep recursion ends the program and nothing else", "C-10", recursion).needs(NEEDS),
-    case!("a giant table is refused", "C-16", table).needs(NEEDS),
-    case!("tables that grow count as memory", "C-16", table_grows).needs(NEEDS),
+        .needs(REQUIRED_FEATURES),
+    case!("deep recursion ends the program and nothing else", "C-10", recursion).needs(REQUIRED_FEATURES),
+    case!("a giant table is refused", "C-16", table).needs(REQUIRED_FEATURES),
+    case!("tables that grow count as memory", "C-16", table_grows).needs(REQUIRED_FEATURES),
     case!("many memories and tables are refused before they are compiled", "C-16", many)
-        .needs(NEEDS),
+        .needs(REQUIRED_FEATURES),
     case!("a million functions are refused before they are compiled", "C-16", functions)
-        .needs(NEEDS),
-    case!("what is no module is a start failure", "C-10", malformed).needs(NEEDS),
+        .needs(REQUIRED_FEATURES),
+    case!("what is no module is a start failure", "C-10", malformed).needs(REQUIRED_FEATURES),
     case!("a module that asks for what is not offered is a start failure", "C-10", foreign)
-        .needs(NEEDS),
+        .needs(REQUIRED_FEATURES),
 ];
 
 /// Runs a module from the workspace with small limits, and sees that the host's memory stays bounded.
@@ -43,11 +43,11 @@ async fn run(kit: &Kit, module: impl AsRef<[u8]>) -> Verdict<Ran> {
     let before = resident()?;
     let (ran, highest) = keeping_highest(kit.run_with(spec, command)).await;
     let grown = highest.saturating_sub(before);
-    check!(grown < AIR, "expected this process to grow by less than {AIR} bytes, saw {grown}");
+    check!(grown < MAX_PROCESS_GROWTH_BYTES, "expected this process to grow by less than {MAX_PROCESS_GROWTH_BYTES} bytes, saw {grown}");
     ran
 }
 
-async fn ends(kit: Kit, module: impl AsRef<[u8]>, allowed: &[Ending]) -> Verdict {
+async fn check_ending(kit: Kit, module: impl AsRef<[u8]>, allowed: &[Ending]) -> Verdict {
     let ending = run(&kit, module).await?.outcome.ending;
     check!(allowed.contains(&ending), "expected one of {allowed:?}, saw {ending:?}");
     unharmed(&kit).await
@@ -75,12 +75,12 @@ fn no_program(failure: &StartFailure) -> bool {
 
 async fn endless(kit: Kit) -> Verdict {
     let module = r#"(module (func (export "_start") (loop (br 0))))"#;
-    ends(kit, module, &[Ending::LimitExceeded(LimitKind::CpuTime)]).await
+    check_ending(kit, module, &[Ending::LimitExceeded(LimitKind::CpuTime)]).await
 }
 
 async fn begins(kit: Kit) -> Verdict {
     let module = r#"(module (func $f (loop (br 0))) (start $f) (func (export "_start")))"#;
-    ends(kit, module, &[Ending::LimitExceeded(LimitKind::CpuTime)]).await
+    check_ending(kit, module, &[Ending::LimitExceeded(LimitKind::CpuTime)]).await
 }
 
 async fn storm(kit: Kit) -> Verdict {
@@ -90,7 +90,7 @@ async fn storm(kit: Kit) -> Verdict {
         (memory (export "memory") 1)
         (func (export "_start")
             (loop (drop (call $call (i32.const 1) (i64.const 1) (i32.const 8))) (br 0))))"#;
-    ends(kit, module, &[Ending::LimitExceeded(LimitKind::CpuTime)]).await
+    check_ending(kit, module, &[Ending::LimitExceeded(LimitKind::CpuTime)]).await
 }
 
 async fn grows(kit: Kit) -> Verdict {
@@ -99,7 +99,7 @@ async fn grows(kit: Kit) -> Verdict {
             (if (i32.eq (memory.grow (i32.const 16)) (i32.const -1)) (then (unreachable)))
             (i32.store (i32.shl (i32.sub (memory.size) (i32.const 1)) (i32.const 16)) (i32.const 1))
             (br 0))))"#;
-    ends(kit, module, &[Ending::LimitExceeded(LimitKind::Memory)]).await
+    check_ending(kit, module, &[Ending::LimitExceeded(LimitKind::Memory)]).await
 }
 
 async fn begins_large(kit: Kit) -> Verdict {
@@ -110,7 +110,7 @@ async fn recursion(kit: Kit) -> Verdict {
     let module = r#"(module (func $f (param i64) (result i64)
             (i64.add (local.get 0) (call $f (i64.add (local.get 0) (i64.const 1)))))
         (func (export "_start") (drop (call $f (i64.const 0)))))"#;
-    ends(kit, module, &[Ending::Signalled(Signal(11))]).await
+    check_ending(kit, module, &[Ending::Signalled(Signal(11))]).await
 }
 
 async fn table(kit: Kit) -> Verdict {
@@ -123,7 +123,7 @@ async fn table_grows(kit: Kit) -> Verdict {
             (if (i32.eq (table.grow (ref.null func) (i32.const 10000)) (i32.const -1))
                 (then (unreachable)))
             (br 0))))"#;
-    ends(kit, module, &[Ending::LimitExceeded(LimitKind::Memory)]).await
+    check_ending(kit, module, &[Ending::LimitExceeded(LimitKind::Memory)]).await
 }
 
 async fn many(kit: Kit) -> Verdict {
@@ -164,7 +164,7 @@ fn many_functions(count: u32) -> Vec<u8> {
     let mut module = b"\0asm\x01\0\0\0".to_vec();
     section(&mut module, 1, &[1, 0x60, 0, 0]);
     let counted = |each: &[u8]| {
-        let mut body = number(count);
+        let mut body = encode_leb128(count);
         (0..count).for_each(|_| body.extend_from_slice(each));
         body
     };
@@ -175,12 +175,12 @@ fn many_functions(count: u32) -> Vec<u8> {
 
 fn section(module: &mut Vec<u8>, id: u8, body: &[u8]) {
     module.push(id);
-    module.extend(number(u32::try_from(body.len()).unwrap_or(u32::MAX)));
+    module.extend(encode_leb128(u32::try_from(body.len()).unwrap_or(u32::MAX)));
     module.extend_from_slice(body);
 }
 
-/// A number in as few groups of seven bits as it takes.
-fn number(mut left: u32) -> Vec<u8> {
+/// A number as LEB128: in as few groups of seven bits as it takes.
+fn encode_leb128(mut left: u32) -> Vec<u8> {
     let mut groups = Vec::new();
     loop {
         let group = (left & 0x7f) as u8;

@@ -25,10 +25,10 @@ pub(crate) use ran::{collect, heard};
 pub use room::Room;
 
 use crate::witness::Witness;
-use crate::{MARK, ProbeForm, Stop, Subject, Verdict};
+use crate::{MARK_VARIABLE, ProbeForm, Stop, Subject, Verdict};
 
-/// How long something may take that has to happen, but not at once.
-pub(crate) const SOON: Duration = Duration::from_secs(30);
+/// Timeout of [`eventually`]: for a condition that has to hold, but not at once.
+pub(crate) const EVENTUAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a case works with. Clones are the same kit.
 #[derive(Clone)]
@@ -176,7 +176,7 @@ impl Kit {
         if self.is_real() && self.has(Feature::LocalWorkspace) {
             spec.workspace = host_path(&self.workspace()).map_or(spec.workspace, Workspace::Local);
         }
-        spec.env.extend(MARK.parse().map(|name| (name, self.0.mark.clone())));
+        spec.env.extend(MARK_VARIABLE.parse().map(|name| (name, self.0.mark.clone())));
         spec
     }
 
@@ -185,7 +185,7 @@ impl Kit {
         let mut spec = self.spec();
         if let Workspace::Local(_) = spec.workspace {
             let own = self.0.base.path().join(format!("workspace-{number}"));
-            furnish(&own, Some(&self.0.shelf))?;
+            create_probe_directory(&own, Some(&self.0.shelf))?;
             spec.workspace = Workspace::Local(host_path(&own)?);
         }
         Ok(spec)
@@ -274,14 +274,14 @@ impl Kit {
 fn lay_out(shelf: &Shelf) -> Verdict<TempDir> {
     let base = tempfile::Builder::new().prefix("stockade-tck-").tempdir()?;
     fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755))?;
-    furnish(&base.path().join("workspace"), Some(shelf))?;
-    furnish(&base.path().join("programs"), Some(shelf))?;
-    furnish(&base.path().join("outside"), None)?;
+    create_probe_directory(&base.path().join("workspace"), Some(shelf))?;
+    create_probe_directory(&base.path().join("programs"), Some(shelf))?;
+    create_probe_directory(&base.path().join("outside"), None)?;
     Ok(base)
 }
 
 /// A directory with the probe in it, if there is one to be carried in.
-fn furnish(directory: &Path, shelf: Option<&Shelf>) -> Verdict {
+fn create_probe_directory(directory: &Path, shelf: Option<&Shelf>) -> Verdict {
     fs::create_dir(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777))?;
     let probe = shelf.and_then(|shelf| shelf.probe.as_ref());
@@ -321,12 +321,12 @@ pub(crate) async fn eventually<F>(what: &str, mut holds: impl FnMut() -> F) -> V
 where
     F: Future<Output = Verdict>,
 {
-    let until = tokio::time::Instant::now() + SOON;
+    let until = tokio::time::Instant::now() + EVENTUAL_TIMEOUT;
     loop {
         match holds().await {
             Ok(()) => return Ok(()),
             Err(Stop::Failed(why)) if tokio::time::Instant::now() > until => {
-                return Err(Stop::Failed(format!("{what} within {SOON:?}: {why}")));
+                return Err(Stop::Failed(format!("{what} within {EVENTUAL_TIMEOUT:?}: {why}")));
             }
             Err(Stop::Failed(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
             Err(other) => return Err(other),

@@ -7,8 +7,8 @@ use stockade_engine::{OutputEvent, Subscription};
 use crate::case::same;
 use crate::{Stop, Verdict};
 
-/// The most a case keeps of what a program wrote.
-const MOST: usize = 256 << 20;
+/// Captured output of a program, at most.
+const MAX_CAPTURED_BYTES: usize = 256 << 20;
 
 /// An execution that was read to its end.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub(crate) async fn collect(mut from: Subscription) -> Verdict<Ran> {
                     StreamId::Stderr => &mut stderr,
                 };
                 whole.extend_from_slice(&data);
-                if whole.len() > MOST {
+                if whole.len() > MAX_CAPTURED_BYTES {
                     return Err(Stop::failed("the program wrote more than the kit takes"));
                 }
             }

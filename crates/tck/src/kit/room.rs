@@ -11,9 +11,9 @@ use stockade_engine::{Execution, Snapshot};
 use super::{Kit, Ran, collect, heard, probe};
 use crate::Verdict;
 
-/// How long a heart is listened to: many times its beat.
-const LISTEN: Duration = Duration::from_millis(500);
-const AGAIN: Duration = Duration::from_millis(25);
+/// Time for which a marker inside is watched for growth: many heartbeats.
+const MARKER_WATCH_DURATION: Duration = Duration::from_millis(500);
+const MARKER_POLL_INTERVAL: Duration = Duration::from_millis(25);
 
 /// A sandbox that stays until the case destroys it, or the kit ends.
 #[derive(Clone)]
@@ -94,9 +94,9 @@ impl Room {
     /// Whether something inside still writes to this marker, as told by its size over many beats.
     pub async fn beats(&self, marker: &str) -> Verdict<bool> {
         let before = self.size(marker).await?;
-        let until = tokio::time::Instant::now() + LISTEN;
+        let until = tokio::time::Instant::now() + MARKER_WATCH_DURATION;
         while tokio::time::Instant::now() < until {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(MARKER_POLL_INTERVAL).await;
             if self.size(marker).await? != before {
                 return Ok(true);
             }

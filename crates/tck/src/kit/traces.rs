@@ -8,8 +8,8 @@ use super::{Kit, eventually};
 use crate::case::check;
 use crate::{Stop, Verdict};
 
-/// How long a marker on the host is watched: many times its beat.
-const LISTEN: Duration = Duration::from_millis(500);
+/// Time for which a marker or leftovers on the host are watched: many heartbeats.
+const WATCH_DURATION: Duration = Duration::from_millis(500);
 
 impl Kit {
     /// Every sandbox this kit's engines ever asked the backend for.
@@ -50,7 +50,7 @@ impl Kit {
     /// half-way, and may still be under way.
     pub async fn gone_for_good(&self) -> Verdict {
         self.soon_all_gone().await?;
-        let until = tokio::time::Instant::now() + LISTEN;
+        let until = tokio::time::Instant::now() + WATCH_DURATION;
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(50)).await;
             self.all_gone().await?;
@@ -62,7 +62,7 @@ impl Kit {
     pub(crate) async fn grows(&self, name: &str) -> Verdict<bool> {
         let size = || std::fs::metadata(self.workspace().join(name)).map_or(0, |found| found.len());
         let before = size();
-        let until = tokio::time::Instant::now() + LISTEN;
+        let until = tokio::time::Instant::now() + WATCH_DURATION;
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(25)).await;
             if size() != before {

@@ -58,7 +58,8 @@ mod needs_python {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    const PARSE: &str = "import sys, xml.dom.minidom as m\n\
+    /// Python script that parses the report and counts its elements.
+    const PARSE_SCRIPT: &str = "import sys, xml.dom.minidom as m\n\
         d = m.parseString(sys.stdin.buffer.read())\n\
         print(*[len(d.getElementsByTagName(n)) for n in ('testcase', 'failure', 'skipped')])\n\
         print(d.getElementsByTagName('failure')[0].getAttribute('message')[:18])";
@@ -66,7 +67,7 @@ mod needs_python {
     #[test]
     fn the_report_is_read_back_by_an_xml_parser() {
         let mut python = Command::new("python3")
-            .args(["-c", PARSE])
+            .args(["-c", PARSE_SCRIPT])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

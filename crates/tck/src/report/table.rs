@@ -2,8 +2,9 @@
 
 use crate::{Counts, Report, Status};
 
-const WIDTH: usize = 100;
-const INDENT: &str = "            ";
+/// Line width of the table, in columns.
+const MAX_LINE_COLUMNS: usize = 100;
+const DETAIL_INDENT: &str = "            ";
 
 pub(super) fn table(report: &Report) -> String {
     let mut lines =
@@ -15,16 +16,16 @@ pub(super) fn table(report: &Report) -> String {
             Status::Skipped(reason) => ("skip", Some(reason)),
         };
         let time = format!("{:.2}s", case.took.as_secs_f64());
-        let mut names = wrap(case.name, WIDTH - INDENT.len() - 9).into_iter();
+        let mut names = wrap(case.name, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 9).into_iter();
         let first = names.next().unwrap_or_default();
-        let room = WIDTH - INDENT.len() - 8;
+        let room = MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 8;
         lines.push(
             format!("{mark}  {}  {first:<room$}{time:>8}", case.clause).trim_end().to_owned(),
         );
-        lines.extend(names.map(|rest| format!("{INDENT}{rest}")));
+        lines.extend(names.map(|rest| format!("{DETAIL_INDENT}{rest}")));
         let detail =
-            detail.map(|detail| wrap(detail, WIDTH - INDENT.len() - 2)).unwrap_or_default();
-        lines.extend(detail.into_iter().map(|line| format!("{INDENT}  {line}")));
+            detail.map(|detail| wrap(detail, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 2)).unwrap_or_default();
+        lines.extend(detail.into_iter().map(|line| format!("{DETAIL_INDENT}  {line}")));
     }
     let Counts { passed, failed, skipped } = report.counts();
     lines.push(String::new());
@@ -63,7 +64,7 @@ mod tests {
     #[test]
     fn no_line_is_wider_than_a_hundred_columns_and_nothing_is_lost() {
         let table = crate::report::sample().table();
-        assert!(table.lines().all(|line| line.chars().count() <= super::WIDTH), "{table}");
+        assert!(table.lines().all(|line| line.chars().count() <= super::MAX_LINE_COLUMNS), "{table}");
         assert_eq!(table.matches("long").count(), 40);
         assert!(table.contains("1 passed, 1 failed, 1 skipped"), "{table}");
     }

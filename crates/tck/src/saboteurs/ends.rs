@@ -12,7 +12,7 @@ use super::frame::{Filter, Sabotage};
 use super::streams::filters;
 
 /// The exit, told otherwise.
-fn told(as_what: fn(ExitStatus) -> ExitStatus) -> Filter {
+fn map_exit_status(as_what: fn(ExitStatus) -> ExitStatus) -> Filter {
     Box::new(move |event| match event {
         ProcessEvent::Output(..) => vec![event],
         ProcessEvent::Exit(exit) => {
@@ -22,28 +22,28 @@ fn told(as_what: fn(ExitStatus) -> ExitStatus) -> Filter {
 }
 
 filters! {
-    AlwaysZero told(|status| match status {
+    AlwaysZero map_exit_status(|status| match status {
         ExitStatus::Exited(_) => ExitStatus::Exited(0),
         ExitStatus::Signalled(_)
         | ExitStatus::StartFailed(_)
         | ExitStatus::LimitExceeded(_)
         | ExitStatus::Lost(_) => status,
     });
-    SevenBits told(|status| match status {
+    SevenBits map_exit_status(|status| match status {
         ExitStatus::Exited(code) => ExitStatus::Exited(code & 0x7f),
         ExitStatus::Signalled(_)
         | ExitStatus::StartFailed(_)
         | ExitStatus::LimitExceeded(_)
         | ExitStatus::Lost(_) => status,
     });
-    SignalAsCode told(|status| match status {
+    SignalAsCode map_exit_status(|status| match status {
         ExitStatus::Signalled(signal) => ExitStatus::Exited(128 + signal.0),
         ExitStatus::Exited(_)
         | ExitStatus::StartFailed(_)
         | ExitStatus::LimitExceeded(_)
         | ExitStatus::Lost(_) => status,
     });
-    FailureAsCode told(|status| match status {
+    FailureAsCode map_exit_status(|status| match status {
         ExitStatus::StartFailed(_) => ExitStatus::Exited(127),
         ExitStatus::Exited(_)
         | ExitStatus::Signalled(_)

@@ -36,7 +36,7 @@ impl Saboteur {
 macro_rules! saboteurs {
     ($($name:literal $type:path => [$($case:literal),+];)*) => {
         /// Every saboteur there is.
-        pub const ALL: &[Saboteur] = &[$(
+        pub const ALL_SABOTEURS: &[Saboteur] = &[$(
             Saboteur { name: $name, caught_by: &[$($case),+], build: broken::<$type> },
         )*];
     };

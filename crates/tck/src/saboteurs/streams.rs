@@ -25,7 +25,7 @@ macro_rules! filters {
 pub(super) use filters;
 
 /// Each piece of output, changed.
-fn each(change: fn(StreamId, Data) -> ProcessEvent) -> Filter {
+fn map_output(change: fn(StreamId, Data) -> ProcessEvent) -> Filter {
     Box::new(move |event| match event {
         ProcessEvent::Output(stream, data) => vec![change(stream, data)],
         ProcessEvent::Exit(exit) => vec![ProcessEvent::Exit(exit)],
@@ -48,7 +48,7 @@ filters! {
             ProcessEvent::Exit(_) => vec![event],
         })
     };
-    SwapsStreams each(|stream, data| ProcessEvent::Output(swapped(stream), data));
+    SwapsStreams map_output(|stream, data| ProcessEvent::Output(swapped(stream), data));
     TellsTwice {
         let mut told = false;
         Box::new(move |event| {
@@ -68,10 +68,10 @@ filters! {
             (before, event @ ProcessEvent::Exit(_)) => before.into_iter().chain([event]).collect(),
         })
     };
-    TakesForText each(|stream, data| {
+    TakesForText map_output(|stream, data| {
         ProcessEvent::Output(stream, String::from_utf8_lossy(&data).into_owned().into())
     });
-    TranslatesLineEnds each(|stream, data| {
+    TranslatesLineEnds map_output(|stream, data| {
         let translated: Vec<u8> = data
             .iter()
             .flat_map(|byte| if *byte == b'\n' { b"\r\n".to_vec() } else { vec![*byte] })

@@ -38,7 +38,7 @@ ignoring! {
 }
 
 /// Builds for another spec than the one that was admitted.
-async fn instead(
+async fn create_with_changed_spec(
     mock: &Mock,
     id: &SandboxId,
     admitted: &Admitted,
@@ -62,7 +62,7 @@ impl Sabotage for IgnoresDisk {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        instead(mock, id, admitted, |spec| spec.limits.disk = Some(Bytes(u64::MAX))).await
+        create_with_changed_spec(mock, id, admitted, |spec| spec.limits.disk = Some(Bytes(u64::MAX))).await
     }
 }
 
@@ -77,7 +77,7 @@ impl Sabotage for IgnoresReadOnly {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        instead(mock, id, admitted, |spec| spec.read_only = false).await
+        create_with_changed_spec(mock, id, admitted, |spec| spec.read_only = false).await
     }
 }
 

@@ -5,11 +5,12 @@ use stockade_backends::mock::Guest;
 
 use super::verbs::{Played, number};
 
+// Linux error numbers: EAGAIN, ESRCH, EMFILE, ENETUNREACH, ECONNREFUSED.
 const TRY_AGAIN: i32 = 11;
 const NO_SUCH_PROCESS: i32 = 3;
 const TOO_MANY_FILES: i32 = 24;
-const UNREACHABLE: i32 = 101;
-const REFUSED: i32 = 111;
+const NETWORK_UNREACHABLE: i32 = 101;
+const CONNECTION_REFUSED: i32 = 111;
 
 /// Plays the verb if it is one about what can be seen or used.
 pub(super) fn perform(verb: &str, guest: &Guest) -> Option<Played> {
@@ -21,8 +22,8 @@ pub(super) fn perform(verb: &str, guest: &Guest) -> Option<Played> {
         // Answered by a filter, as everywhere.
         "contexts" => Ok(json!({ "ok": false, "errno": 38 })),
         "find-process" => Ok(json!({ "ok": true, "found": 0 })),
-        "connect" => Ok(json!({ "ok": false, "errno": UNREACHABLE })),
-        "connect-unix" => Ok(json!({ "ok": false, "errno": REFUSED })),
+        "connect" => Ok(json!({ "ok": false, "errno": NETWORK_UNREACHABLE })),
+        "connect-unix" => Ok(json!({ "ok": false, "errno": CONNECTION_REFUSED })),
         "listen-and-connect" => Ok(json!({ "ok": true, "heard": "hello" })),
         "terminal" => Ok(terminal(guest)),
         "report" => Ok(report(guest)),

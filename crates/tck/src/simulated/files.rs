@@ -18,10 +18,10 @@ pub(super) fn perform(verb: &str, guest: &Guest) -> Option<Played> {
         "fill" => return Some(Ok(fill(guest))),
         _ => return None,
     };
-    Some(Ok(told(attempt)))
+    Some(Ok(facts_of(attempt)))
 }
 
-fn told(attempt: Result<Value, Errno>) -> Value {
+fn facts_of(attempt: Result<Value, Errno>) -> Value {
     match attempt {
         Ok(mut facts) => {
             facts["ok"] = json!(true);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stockade_backends::mock::Guest;
 use stockade_core::SandboxId;
 
-use crate::MARK;
+use crate::MARK_VARIABLE;
 
 /// Something that runs.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ impl Presence {
     }
 
     pub(super) fn enter(&self, guest: &Guest) -> Guard {
-        let marks = guest.env.iter().find(|(name, _)| name.as_str() == MARK);
+        let marks = guest.env.iter().find(|(name, _)| name.as_str() == MARK_VARIABLE);
         let mark = marks.map(|(_, mark)| mark.clone()).unwrap_or_default();
         let present = Present { sandbox: guest.sandbox.clone(), mark, argv: guest.argv.clone() };
         let mut book = self.book();

@@ -10,9 +10,11 @@ use super::presence::Presence;
 use super::{facts, files};
 
 /// Exit code for a verb that does not exist: the kit's own mistake.
-const MISUSED: i32 = 250;
-const BEAT: Duration = Duration::from_millis(10);
-const CHUNK: u64 = 64 << 10;
+const MISUSE_EXIT_CODE: i32 = 250;
+/// Interval at which a ticking or detached program shows that it lives.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(10);
+/// Chunk size of a flood that names none.
+const FLOOD_CHUNK_BYTES: u64 = 64 << 10;
 
 /// What a verb comes to: the program's end, or facts to print first.
 pub(super) type Played = Result<Value, ExitStatus>;
@@ -25,7 +27,7 @@ pub(super) fn number(guest: &Guest, at: usize) -> u64 {
     text(guest, at).parse().unwrap_or(0)
 }
 
-fn span(guest: &Guest, at: usize) -> Duration {
+fn duration_argument(guest: &Guest, at: usize) -> Duration {
     Duration::from_millis(number(guest, at))
 }
 
@@ -33,7 +35,8 @@ fn stream(guest: &Guest) -> StreamId {
     if text(guest, 0) == "stderr" { StreamId::Stderr } else { StreamId::Stdout }
 }
 
-const DONE: Played = Err(ExitStatus::Exited(0));
+/// Exit with code 0, and no facts to print.
+const EXIT_SUCCESS: Played = Err(ExitStatus::Exited(0));
 
 /// Plays the verb in the guest's arguments.
 pub(super) async fn perform(guest: &mut Guest, presence: &Presence) -> ExitStatus {
@@ -62,8 +65,8 @@ async fn play(verb: &str, guest: &mut Guest, presence: &Presence) -> Played {
         }
         "spawn-detached" => spawn_detached(guest, presence).await,
         "tick" => tick(guest).await,
-        "print" => put(guest, text(guest, 1).into_bytes()).await,
-        "print-hex" => put(guest, unhex(&text(guest, 1))).await,
+        "print" => write_output(guest, text(guest, 1).into_bytes()).await,
+        "print-hex" => write_output(guest, unhex(&text(guest, 1))).await,
         "flood" => flood(guest).await,
         "interleave" => interleave(guest).await,
         "echo" => echo(guest).await,
@@ -72,23 +75,23 @@ async fn play(verb: &str, guest: &mut Guest, presence: &Presence) -> Played {
         "burn-children" => burn(guest, number(guest, 0) * number(guest, 1)).await,
         "listen-unix" => {
             guest.out(StreamId::Stdout, "{\"ok\":true}\n").await;
-            guest.sleep(span(guest, 1)).await;
-            DONE
+            guest.sleep(duration_argument(guest, 1)).await;
+            EXIT_SUCCESS
         }
         "wait-resize" => {
             guest.out(StreamId::Stdout, "ready\n").await;
-            match tokio::time::timeout(span(guest, 0), guest.resized()).await {
+            match tokio::time::timeout(duration_argument(guest, 0), guest.resized()).await {
                 Ok(_) => Ok(facts::terminal(guest)),
                 Err(_) => Ok(json!({ "ok": false, "errno": 110 })),
             }
         }
-        _ => Err(ExitStatus::Exited(MISUSED)),
+        _ => Err(ExitStatus::Exited(MISUSE_EXIT_CODE)),
     }
 }
 
-async fn put(guest: &Guest, data: Vec<u8>) -> Played {
+async fn write_output(guest: &Guest, data: Vec<u8>) -> Played {
     guest.out(stream(guest), data).await;
-    DONE
+    EXIT_SUCCESS
 }
 
 fn unhex(digits: &str) -> Vec<u8> {
@@ -98,22 +101,22 @@ fn unhex(digits: &str) -> Vec<u8> {
 
 async fn sleep(guest: &Guest) -> Played {
     guest.out(StreamId::Stdout, "ready\n").await;
-    guest.sleep(span(guest, 0)).await;
-    DONE
+    guest.sleep(duration_argument(guest, 0)).await;
+    EXIT_SUCCESS
 }
 
 async fn tick(guest: &Guest) -> Played {
-    let until = tokio::time::Instant::now() + span(guest, 0);
+    let until = tokio::time::Instant::now() + duration_argument(guest, 0);
     while tokio::time::Instant::now() < until {
         guest.out(StreamId::Stdout, ".").await;
-        guest.sleep(BEAT).await;
+        guest.sleep(HEARTBEAT_INTERVAL).await;
     }
-    DONE
+    EXIT_SUCCESS
 }
 
 async fn spawn_detached(guest: &Guest, presence: &Presence) -> Played {
     let (marker, files) = (text(guest, 0), guest.shared_files());
-    let until = tokio::time::Instant::now() + span(guest, 1);
+    let until = tokio::time::Instant::now() + duration_argument(guest, 1);
     if let Err(errno) = files.append(&marker, b".") {
         return Ok(json!({ "ok": false, "errno": errno as i32 }));
     }
@@ -121,17 +124,17 @@ async fn spawn_detached(guest: &Guest, presence: &Presence) -> Played {
     guest.spawn_detached(async move {
         let _present = present;
         while tokio::time::Instant::now() < until && files.append(&marker, b".").is_ok() {
-            tokio::time::sleep(BEAT).await;
+            tokio::time::sleep(HEARTBEAT_INTERVAL).await;
         }
     });
     guest.out(StreamId::Stdout, "{\"ok\":true}\n").await;
-    guest.sleep(span(guest, 2)).await;
-    DONE
+    guest.sleep(duration_argument(guest, 2)).await;
+    EXIT_SUCCESS
 }
 
 async fn flood(guest: &Guest) -> Played {
     let (total, chunk) = (number(guest, 1), number(guest, 2));
-    let chunk = if chunk == 0 { CHUNK } else { chunk };
+    let chunk = if chunk == 0 { FLOOD_CHUNK_BYTES } else { chunk };
     let mut at = 0;
     while at < total {
         let end = total.min(at + chunk);
@@ -139,7 +142,7 @@ async fn flood(guest: &Guest) -> Played {
         guest.out(stream(guest), piece).await;
         at = end;
     }
-    DONE
+    EXIT_SUCCESS
 }
 
 async fn interleave(guest: &Guest) -> Played {
@@ -147,14 +150,14 @@ async fn interleave(guest: &Guest) -> Played {
         let stream = if number % 2 == 0 { StreamId::Stdout } else { StreamId::Stderr };
         guest.out(stream, format!("{number}\n")).await;
     }
-    DONE
+    EXIT_SUCCESS
 }
 
 async fn echo(guest: &mut Guest) -> Played {
     while let Some(data) = guest.input().await {
         guest.out(StreamId::Stdout, data).await;
     }
-    DONE
+    EXIT_SUCCESS
 }
 
 async fn burn(guest: &Guest, ms: u64) -> Played {
@@ -164,6 +167,6 @@ async fn burn(guest: &Guest, ms: u64) -> Played {
 
 async fn burn_for(guest: &Guest) -> Played {
     let rate = guest.limits.cpu_rate.map_or(1000, |rate| u64::from(rate.0));
-    guest.sleep(span(guest, 0)).await;
+    guest.sleep(duration_argument(guest, 0)).await;
     burn(guest, number(guest, 0) * rate / 1000).await
 }

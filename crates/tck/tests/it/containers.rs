@@ -13,18 +13,19 @@ use stockade_backends::docker::{Docker, Options as DockerOptions};
 use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, SandboxSpec, Workspace};
 use stockade_engine::{Engine as Stockade, EngineConfig};
 use stockade_tck::{
-    Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, OnHost, Options, Report, Status,
+    Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report, Status,
     Subject, cases, hostile, probe_bytes, run, write_image,
 };
 
-/// An image of a test's own making.
-const DECLARED: &str = "localhost/stockade-tck/declared:1";
-const IMAGE: &str = "localhost/stockade-tck/probe:1";
+/// Image that a test imports with settings of its own.
+const DECLARED_IMAGE: &str = "localhost/stockade-tck/declared:1";
+/// Image with the probe in it.
+const PROBE_IMAGE: &str = "localhost/stockade-tck/probe:1";
 
-/// How often each engine is killed, and how often in a long run.
-const KILLS: [u64; 2] = [10, 50];
-/// C-31 says five seconds, or the next start. What a busy machine takes is not judged here: the end is.
-const SOON: Duration = Duration::from_secs(60);
+/// Rounds in which an engine is killed: in a sample, and in a long run.
+const KILL_ROUNDS: [u64; 2] = [10, 50];
+/// Cleanup timeout after a kill. C-31 says five seconds or the next start; here a busy machine gets more.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A directory with the probe in it.
 pub fn furnished() -> tempfile::TempDir {
@@ -37,7 +38,7 @@ pub fn furnished() -> tempfile::TempDir {
 }
 
 fn give_image(engine: &Engine) {
-    engine.import(furnished().path(), IMAGE);
+    engine.import(furnished().path(), PROBE_IMAGE);
 }
 
 pub fn backend(socket: &Path) -> Docker {
@@ -57,7 +58,7 @@ async fn subject(engine: &Engine, runtime: Option<&str>) -> Arc<OnHost> {
     let place =
         runtime.map_or(format!("docker:{socket}"), |name| format!("docker:{name}@{socket}"));
     let subject = OnHost::new(Arc::new(with_runtime(&engine.socket, runtime)))
-        .with_image(IMAGE.parse().unwrap())
+        .with_image(PROBE_IMAGE.parse().unwrap())
         .with_engine_process(process, vec![place]);
     let measured = subject.backend().probe().await;
     assert_eq!(measured.unavailable, None, "{}", engine.log());
@@ -92,8 +93,8 @@ pub async fn judge(kind: Kind, least: usize) {
 pub async fn judge_runtime(kind: Kind, runtime: &str, least: usize) {
     let engine = Engine::start(kind);
     let subject = subject(&engine, Some(runtime)).await;
-    const CLAUSES: [&str; 5] = ["C-11", "C-16", "C-30", "C-31", "C-32"];
-    let changed = |case: &Case| case.isolation || CLAUSES.contains(&case.clause);
+    const RUNTIME_CLAUSES: [&str; 5] = ["C-11", "C-16", "C-30", "C-31", "C-32"];
+    let changed = |case: &Case| case.isolation || RUNTIME_CLAUSES.contains(&case.clause);
     let names = cases::all().into_iter().filter(changed).map(|case| case.name.to_owned()).collect();
     let only = sample::rounds([&names, &Vec::new()]).clone();
     approve(&run(subject, &Options { only, jobs: 4 }).await, least);
@@ -110,10 +111,10 @@ pub async fn attack(kind: Kind) {
 pub async fn names_are_kept(kind: Kind) {
     let engine = Engine::start(kind);
     give_image(&engine);
-    let before = engine.said(&["image", "inspect", "--format", "{{.Id}}", IMAGE]);
+    let before = engine.said(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]);
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("image.tar");
-    write_image(&file, probe_bytes(), &[IMAGE]).unwrap();
+    write_image(&file, probe_bytes(), &[PROBE_IMAGE]).unwrap();
     let stockade = Stockade::open(
         EngineConfig::at(place.path().join("state")),
         vec![Arc::new(backend(&engine.socket))],
@@ -123,7 +124,7 @@ pub async fn names_are_kept(kind: Kind) {
     let spec = SandboxSpec { backend, image, ..SandboxSpec::default() };
     let ran = stockade.await.unwrap().run(spec, Command::program(["/probe", "exit", "5"])).await;
     assert_eq!(ran.unwrap().outcome().await.ending, Ending::Exited(5));
-    assert_eq!(engine.said(&["image", "inspect", "--format", "{{.Id}}", IMAGE]), before);
+    assert_eq!(engine.said(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]), before);
 }
 
 /// Kills a Stockade that builds and removes, at instants that are spread over all it does, and looks
@@ -132,7 +133,7 @@ pub async fn kill_many(kind: Kind) {
     let engine = Engine::start(kind);
     let (state, workspace) = (tempfile::tempdir().unwrap(), furnished());
     let mark = format!("killed{}{kind:?}", std::process::id());
-    let (kills, whole) = (sample::rounds(KILLS), KILLS[1]);
+    let (kills, whole) = (sample::rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
     let mut reaped = 0;
     // A short run takes every so many of the instants that a long one takes all of.
     for round in (0..kills).map(|round| round * whole / kills) {
@@ -140,7 +141,7 @@ pub async fn kill_many(kind: Kind) {
             .args([&format!("docker:{}", engine.socket.display()), "churn"])
             .env(ENGINE_STATE, state.path().join("state"))
             .env(ENGINE_WORKSPACE, workspace.path())
-            .env(MARK, &mark)
+            .env(MARK_VARIABLE, &mark)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -157,7 +158,7 @@ pub async fn kill_many(kind: Kind) {
         let next: Arc<dyn Backend> = Arc::new(backend(&engine.socket));
         let stockade = Stockade::open(config, vec![next]).await.unwrap();
         reaped += stockade.reap().await.unwrap().len();
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + CLEANUP_TIMEOUT;
         loop {
             // Whoever connects removes what was made only to measure. The engine may still be making it, and
             // then the next one does.
@@ -187,7 +188,7 @@ pub async fn with_image(
     let packed = Program::new("tar").arg("-C").arg(root).arg("-cf").arg(&tar).arg(".").status();
     assert!(packed.unwrap().success());
     let changes: Vec<_> = changes.iter().flat_map(|change| ["--change", change]).collect();
-    engine.said(&[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED]].concat());
+    engine.said(&[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED_IMAGE]].concat());
     let config = EngineConfig::at(place.path().join("state"));
     let stockade = Stockade::open(config, vec![Arc::new(backend(&engine.socket))]).await.unwrap();
     (engine, stockade, place)
@@ -195,7 +196,7 @@ pub async fn with_image(
 
 /// A sandbox of that image.
 pub fn of_declared() -> SandboxSpec {
-    let image = Image::Named(DECLARED.parse().unwrap());
+    let image = Image::Named(DECLARED_IMAGE.parse().unwrap());
     SandboxSpec { backend: "docker".parse().unwrap(), image, ..SandboxSpec::default() }
 }
 

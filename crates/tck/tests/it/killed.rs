@@ -15,13 +15,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use stockade_backends::native::Native;
 use stockade_core::Backend;
 use stockade_engine::{Engine, EngineConfig, Verdict};
-use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, probe_bytes};
+use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, probe_bytes};
 
-/// How often each test kills an engine, and how often in a long run.
-const KILLS: [usize; 2] = [60, 252];
-const AT_ONCE: usize = 4;
-/// C-31 says five seconds, or the next start. What a busy machine takes is not judged here: the end is.
-const SOON: Duration = Duration::from_secs(60);
+/// Rounds in which an engine is killed: in a sample, and in a long run.
+const KILL_ROUNDS: [usize; 2] = [60, 252];
+/// Engines that run and are killed at the same time.
+const CONCURRENT_ENGINES: usize = 4;
+/// Cleanup timeout after a kill. C-31 says five seconds or the next start; here a busy machine gets more.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whom the kill hits.
 #[derive(Clone, Copy)]
@@ -79,7 +80,7 @@ impl Ring {
             .args(["native", "churn"])
             .env(ENGINE_STATE, self.state())
             .env(ENGINE_WORKSPACE, self.base.path().join("workspace"))
-            .env(MARK, &self.mark)
+            .env(MARK_VARIABLE, &self.mark)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -129,7 +130,7 @@ impl Ring {
     /// One kill, and everything that has to hold after it. Says how many sandboxes had to be reaped.
     async fn round(&mut self) -> usize {
         let killed = self.kill_one();
-        let until = killed.at + SOON;
+        let until = killed.at + CLEANUP_TIMEOUT;
         until_none(until, "processes of a killed engine live on", || killed.living());
         let needles = self.needles(&killed);
         let needles: Vec<&str> = needles.iter().map(String::as_str).collect();
@@ -167,7 +168,7 @@ fn until_none<T: std::fmt::Debug>(until: Instant, what: &str, look: impl Fn() ->
         if left.is_empty() {
             return;
         }
-        assert!(Instant::now() < until, "{what} after {SOON:?}: {left:?}");
+        assert!(Instant::now() < until, "{what} after {CLEANUP_TIMEOUT:?}: {left:?}");
         sleep(Duration::from_millis(5));
     }
 }
@@ -199,15 +200,15 @@ fn birth_of(pid: i32) -> Option<u64> {
 }
 
 fn kill_many(target: Target) {
-    let (begun, kills) = (Instant::now(), sample::rounds(KILLS));
+    let (begun, kills) = (Instant::now(), sample::rounds(KILL_ROUNDS));
     let ring = |number| {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let (runtime, mut ring) = (runtime.unwrap(), Ring::new(number, target));
-            (0..kills / AT_ONCE).map(|_| runtime.block_on(ring.round())).sum::<usize>()
+            (0..kills / CONCURRENT_ENGINES).map(|_| runtime.block_on(ring.round())).sum::<usize>()
         })
     };
-    let rings: Vec<_> = (0..AT_ONCE).map(ring).collect();
+    let rings: Vec<_> = (0..CONCURRENT_ENGINES).map(ring).collect();
     let reaped: usize = rings.into_iter().map(|ring| ring.join().unwrap()).sum();
     let took = begun.elapsed();
     println!(

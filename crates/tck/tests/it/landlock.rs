@@ -30,12 +30,12 @@ async fn the_landlock_backend_passes_every_case_it_declares_the_features_for() {
     assert!(passed > 80, "only {passed} cases ran");
 }
 
-/// Says to this very test that it runs where user namespaces are forbidden.
-const FORBIDDEN: &str = "STOCKADE_TEST_NO_USER_NAMESPACES";
+/// Environment variable that tells this test that it runs where user namespaces are forbidden.
+const NO_NAMESPACES_VARIABLE: &str = "STOCKADE_TEST_NO_USER_NAMESPACES";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn where_user_namespaces_are_forbidden_native_says_so_and_landlock_is_taken() {
-    if std::env::var_os(FORBIDDEN).is_none() {
+    if std::env::var_os(NO_NAMESPACES_VARIABLE).is_none() {
         return again_without_user_namespaces();
     }
     let native = Native::new().probe().await;
@@ -64,7 +64,7 @@ fn again_without_user_namespaces() {
         .args(["--user", "--map-root-user", "sh", "-c", script, "sh"])
         .arg(test)
         .args(["--exact", name, "--nocapture"])
-        .env(FORBIDDEN, "1")
+        .env(NO_NAMESPACES_VARIABLE, "1")
         .output()
         .unwrap_or_else(|error| panic!("unshare: {error}"));
     let text = String::from_utf8_lossy(&ran.stdout);

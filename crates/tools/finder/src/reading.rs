@@ -9,8 +9,8 @@ use grep_regex::RegexMatcher;
 use grep_searcher::{Searcher, Sink};
 use rustix::fs::OFlags;
 
-/// Files up to this size are read in one piece.
-const SMALL: u64 = 1 << 20;
+/// File size up to which a file is read in one piece.
+const SMALL_FILE_BYTES: u64 = 1 << 20;
 
 /// A searcher with the room it reads into, one for each thread.
 pub struct Reader {
@@ -46,7 +46,7 @@ impl Reader {
 
     /// Reads a small file with room for one byte more: what does not fill it is all there is.
     fn read_small(&mut self, mut file: &File, size: u64) -> io::Result<Option<usize>> {
-        let Some(size) = usize::try_from(size).ok().filter(|_| size <= SMALL) else {
+        let Some(size) = usize::try_from(size).ok().filter(|_| size <= SMALL_FILE_BYTES) else {
             return Ok(None);
         };
         if self.room.len() <= size {

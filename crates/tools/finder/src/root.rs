@@ -10,8 +10,8 @@ use stockade_finder::Failure;
 
 use crate::Refused;
 
-/// How often to try again when the kernel could not decide because something was being moved.
-const TRIES: usize = 64;
+/// Tries to open a path, as the kernel cannot decide while something is being moved.
+const MAX_OPEN_TRIES: usize = 64;
 
 /// Where the search starts.
 pub struct Root {
@@ -28,7 +28,7 @@ pub enum Start {
     File(File),
 }
 
-const LOOK: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+const OPEN_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
 impl Root {
     pub fn open(workspace: &str, path: &str) -> Result<Self, Refused> {
@@ -44,7 +44,7 @@ impl Root {
         // Looked at before it is opened: opening a device can have effects of its own.
         let seen = resolve(&base, path, OFlags::PATH, within).map_err(refuse)?;
         kind(&seen, path)?;
-        let opened = resolve(&base, path, LOOK, within).map_err(refuse)?;
+        let opened = resolve(&base, path, OPEN_FLAGS, within).map_err(refuse)?;
         let start = match kind(&opened, path)? {
             Kind::Directory => Start::Directory(opened),
             Kind::File => Start::File(opened.into()),
@@ -62,7 +62,7 @@ fn resolve(
 ) -> rustix::io::Result<OwnedFd> {
     let within = within | ResolveFlags::NO_MAGICLINKS;
     let mut result = Err(Errno::AGAIN);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_OPEN_TRIES {
         result = open_beneath(base, path, flags | OFlags::CLOEXEC, Mode::empty(), within);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;

@@ -15,8 +15,8 @@ use crate::root::Root;
 
 /// How many problems are told.
 const MOST_PROBLEMS: usize = 20;
-/// How deep a walk goes.
-const DEEPEST: usize = 256;
+/// Depth of a walk, in directories.
+const MAX_WALK_DEPTH: usize = 256;
 /// More threads than this do not help.
 const MOST_THREADS: usize = 8;
 
@@ -47,7 +47,7 @@ pub fn over(request: &Request, root: &Root, start: &OwnedFd) -> Result<WalkParal
     let all = request.no_ignore;
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
     let mut builder = WalkBuilder::new(".");
-    builder.follow_links(false).max_depth(Some(DEEPEST)).threads(threads);
+    builder.follow_links(false).max_depth(Some(MAX_WALK_DEPTH)).threads(threads);
     builder.hidden(!request.hidden).parents(false).require_git(false).git_global(false);
     builder.ignore(!all).git_ignore(!all).git_exclude(!all);
     let prefix: PathBuf = root.above.iter().collect();

@@ -42,13 +42,13 @@ pub struct Detail {
     pub private: bool,
 }
 
-/// The longest text of a detail.
-const LONGEST: usize = 64 << 10;
+/// Longest text of a detail.
+const MAX_DETAIL_BYTES: usize = 64 << 10;
 
 impl Detail {
     /// One that is recorded too.
     pub(crate) fn open(name: impl Into<String>, text: impl AsRef<str>) -> Self {
-        Self { name: name.into(), text: cut(text.as_ref(), LONGEST), private: false }
+        Self { name: name.into(), text: cut(text.as_ref(), MAX_DETAIL_BYTES), private: false }
     }
 
     /// One that is only shown.

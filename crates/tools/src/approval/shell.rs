@@ -192,7 +192,7 @@ const NOT_PROGRAMS: &[&str] = &[
 ];
 
 /// Conversions of `printf` that only print. `%n` assigns to the variable that an argument names.
-const PRINTING: &str = "diouxXeEfFgGaAcsbqQ%";
+const PRINTING_CONVERSIONS: &str = "diouxXeEfFgGaAcsbqQ%";
 
 /// Whether the first word is a program, or a builtin that leaves the shell as it is.
 fn plain(argv: &[String]) -> bool {
@@ -229,7 +229,7 @@ fn only_prints(format: &str) -> bool {
             None => spec,
         };
         match spec.chars().next() {
-            Some(c) if PRINTING.contains(c) => rest = &spec[c.len_utf8()..],
+            Some(c) if PRINTING_CONVERSIONS.contains(c) => rest = &spec[c.len_utf8()..],
             // At the very end it is an error, not a conversion.
             None => return true,
             Some(_) => return false,
@@ -388,8 +388,8 @@ mod tests {
         dir
     }
 
-    /// What lines are made of: mostly plain things, and each thing that makes a doubt.
-    const PARTS: &[&str] = &[
+    /// Parts that lines are made of: mostly plain things, and each thing that makes a doubt.
+    const LINE_PARTS: &[&str] = &[
         " ", " ", "a", "b.c", "-x", "'b c'", "\"d e\"", ";", "&&", "\n", "bb", " bb ", "''", "=",
         ",", "$x", "*", "'", "\"", "\\", "#", "!", "~", "{a,b}", "(", "&", ";;",
     ];
@@ -398,7 +398,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn what_is_understood_is_what_the_shell_does(
-            parts in proptest::collection::vec(proptest::sample::select(PARTS), 0..10),
+            parts in proptest::collection::vec(proptest::sample::select(LINE_PARTS), 0..10),
         ) {
             let line = format!("aa {}", parts.concat());
             let known = commands(&line);

@@ -80,7 +80,7 @@ pub(super) async fn logs(job: &Job, args: &Bash, call: &Call) -> Result<ToolAnsw
     }
     // Before the output: what is said to be over has been read to its end.
     let state = state(job.state().outcome.as_ref());
-    let most = args.limit.unwrap_or(cut::MOST).min(1 << 20);
+    let most = args.limit.unwrap_or(cut::MAX_STREAM_BYTES).min(1 << 20);
     let piece = job.read(stream, args.offset, most)?;
     let logs = Logs {
         job_id: job.watcher.job().to_string(),

@@ -7,18 +7,18 @@ use stockade_core::StreamId;
 use crate::ToolError;
 use crate::place::Job;
 
-/// The most bytes of one stream in an answer.
-pub(super) const MOST: u64 = 30_000;
+/// Most bytes of one stream in an answer.
+pub(super) const MAX_STREAM_BYTES: u64 = 30_000;
 
 /// A stream as text, in whole or with its middle left out and the place marked.
 pub(super) fn cut(job: &Job, stream: StreamId) -> Result<(String, bool), ToolError> {
     let total = job.kept(stream);
-    if total <= MOST {
-        let whole = job.read(stream, 0, MOST)?;
+    if total <= MAX_STREAM_BYTES {
+        let whole = job.read(stream, 0, MAX_STREAM_BYTES)?;
         return Ok((String::from_utf8_lossy(&whole.data).into_owned(), false));
     }
-    let head = job.read(stream, 0, MOST / 2)?.data;
-    let tail = job.read(stream, total - MOST / 2, MOST / 2)?.data;
+    let head = job.read(stream, 0, MAX_STREAM_BYTES / 2)?.data;
+    let tail = job.read(stream, total - MAX_STREAM_BYTES / 2, MAX_STREAM_BYTES / 2)?.data;
     let (head, tail) = (whole_head(&head), whole_tail(&tail));
     let left_out = total - (head.len() + tail.len()) as u64;
     let mut text = String::from_utf8_lossy(head).into_owned();

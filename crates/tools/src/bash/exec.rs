@@ -11,8 +11,8 @@ use crate::place::{Job, Place};
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-/// How often somebody who waits hears of a command that takes long.
-const TICK: Duration = Duration::from_secs(2);
+/// Interval between progress notifications of a command that takes long.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The answer: always all of these.
 #[derive(Debug, Serialize)]
@@ -58,7 +58,7 @@ pub(super) async fn exec(
 /// Tells now and then how it goes, for as long as it is waited for.
 async fn report(job: &Job, call: &Call) {
     loop {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
         let line = cut::last_line(&job.state().newest);
         call.progress.say(format!("{} s: {line}", job.started.elapsed().as_secs())).await;
     }
@@ -111,11 +111,11 @@ pub(super) fn ended(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>)
     }
 }
 
-/// What a command that was stopped says.
-const STOPPED: &str = "stockade: the command was stopped, and every process of it was killed\n";
+/// Notice in the output of a command that was stopped.
+const STOPPED_NOTICE: &str = "stockade: the command was stopped, and every process of it was killed\n";
 
-/// What a command says whose sandbox was ended.
-const KILLED: &str = "stockade: the sandbox was ended with the command in it, by another process\n";
+/// Notice in the output of a command whose sandbox was ended.
+const KILLED_NOTICE: &str = "stockade: the sandbox was ended with the command in it, by another process\n";
 
 /// How it ended, in one word.
 pub(super) const fn ended_by(ending: &Ending) -> &'static str {
@@ -137,8 +137,8 @@ pub(super) fn note(ending: &Ending) -> Option<String> {
     match ending {
         Ending::StartFailed(failure) => Some(start_failure(failure)),
         Ending::Lost(reason) => Some(format!("stockade: the command was lost: {reason}\n")),
-        Ending::Cancelled => Some(STOPPED.to_owned()),
-        Ending::Killed => Some(KILLED.to_owned()),
+        Ending::Cancelled => Some(STOPPED_NOTICE.to_owned()),
+        Ending::Killed => Some(KILLED_NOTICE.to_owned()),
         Ending::Refused(reason) => Some(format!("stockade: the command was refused: {reason}\n")),
         Ending::Exited(_) | Ending::Signalled(_) | Ending::LimitExceeded(_) | Ending::TimedOut => {
             None

@@ -14,10 +14,10 @@ use crate::place::{Job, Place};
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-/// How much output is kept where the sandbox's own limit does not say.
-const OUTPUT: Bytes = Bytes::mib(16);
-/// How long a command in the background may run where nobody says.
-const BACKGROUND: Span = Span::secs(24 * 60 * 60);
+/// Output limit of a command where the sandbox's own limit does not say.
+const DEFAULT_MAX_OUTPUT: Bytes = Bytes::mib(16);
+/// Wall time of a command in the background that has no limit.
+const BACKGROUND_WALL_TIME: Span = Span::secs(24 * 60 * 60);
 
 pub(crate) async fn bash(
     session: &Session,
@@ -81,11 +81,11 @@ async fn approved(
     command.dir = args.working_directory.clone();
     if place.spec.limits.output.is_none() {
         // Kept on disk, so there is always a bound.
-        command.output = Some(OUTPUT);
+        command.output = Some(DEFAULT_MAX_OUTPUT);
     }
     command.wall_time = args.timeout_ms.map(|ms| Span::millis(ms.max(1)));
     if args.action == BashAction::Start {
-        command.wall_time = command.wall_time.or(Some(BACKGROUND));
+        command.wall_time = command.wall_time.or(Some(BACKGROUND_WALL_TIME));
         command.stdin = Stdin::Stream;
     } else if let Some(input) = &args.input {
         command.stdin = Stdin::Bytes(input.clone().into_bytes());

@@ -10,10 +10,10 @@ use crate::arguments::Artifacts;
 use crate::toolbox::Session;
 use crate::{Call, Image, ToolAnswer, ToolError};
 
-/// The most of one file, of all together, and how many.
-const EACH: u64 = 1 << 20;
+/// Bytes of one file, of all files together, and how many files.
+const DEFAULT_FILE_BYTES: u64 = 1 << 20;
 const MOST_EACH: u64 = 8 << 20;
-const ALL: u64 = 16 << 20;
+const MAX_TOTAL_BYTES: u64 = 16 << 20;
 const MOST_FILES: usize = 100;
 
 /// One file. Exactly one of content, picture and problem is there.
@@ -51,7 +51,7 @@ pub(crate) async fn artifacts(
         true => place.files()?,
         false => approved(session, &place, "artifacts", &paths, call).await?,
     };
-    let each = args.max_bytes.unwrap_or(EACH).min(MOST_EACH);
+    let each = args.max_bytes.unwrap_or(DEFAULT_FILE_BYTES).min(MOST_EACH);
     unless_cancelled(call, collect(files, &wanted, each)).await
 }
 
@@ -66,7 +66,7 @@ async fn collect(
     wanted: &[Wanted<'_>],
     each: u64,
 ) -> Result<ToolAnswer, ToolError> {
-    let (mut room, mut images, mut found) = (ALL, Vec::new(), Vec::new());
+    let (mut room, mut images, mut found) = (MAX_TOTAL_BYTES, Vec::new(), Vec::new());
     for Wanted { path, refused } in wanted {
         let fetched = match refused {
             Some(problem) => Err((0, problem.clone())),

@@ -10,10 +10,10 @@ use crate::arguments::EditFile;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-/// The largest file that is edited.
-pub(crate) const MOST: u64 = 16 << 20;
-/// How many places are named.
-const NAMED: usize = 20;
+/// Largest file that is edited.
+pub(crate) const MAX_EDIT_BYTES: u64 = 16 << 20;
+/// Matches whose lines an error lists.
+const MAX_LISTED_MATCHES: usize = 20;
 
 pub(crate) async fn edit(
     session: &Session,
@@ -31,7 +31,7 @@ pub(crate) async fn edit(
     let mode = replace::existing(files, path)
         .await?
         .ok_or_else(|| ToolError::new(ErrorCode::NotFound, format!("there is no file `{path}`")))?;
-    let old = files.read_all(path, MOST).await?;
+    let old = files.read_all(path, MAX_EDIT_BYTES).await?;
     let (new, count) = edited(&old, &args)?;
     replace::settle(Arc::clone(&place), path.clone(), new.into(), mode).await?;
     let data = serde_json::json!({ "path": path, "replacements": count });
@@ -53,7 +53,7 @@ fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
         (0, _) => Err(not_there(args)),
         (count @ 1, _) | (count, true) => {
             let grown = to.len().saturating_sub(from.len()).saturating_mul(count);
-            if old.len().saturating_add(grown) as u64 > MOST {
+            if old.len().saturating_add(grown) as u64 > MAX_EDIT_BYTES {
                 return Err(too_large(args));
             }
             Ok((spliced(old, &places, from.len(), to.as_bytes()), count))
@@ -64,7 +64,7 @@ fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
 
 /// A short text in many places can become more than any memory holds.
 fn too_large(args: &EditFile) -> ToolError {
-    let message = format!("`{}` would have more than {MOST} bytes", args.path);
+    let message = format!("`{}` would have more than {MAX_EDIT_BYTES} bytes", args.path);
     ToolError::new(ErrorCode::TooLarge, message).remedy("use `bash` with `sed`")
 }
 
@@ -75,8 +75,8 @@ fn not_there(args: &EditFile) -> ToolError {
 
 fn ambiguous(old: &[u8], places: &[usize], count: usize) -> ToolError {
     let line = |at: &usize| 1 + old[..*at].iter().filter(|byte| **byte == b'\n').count();
-    let lines: Vec<_> = places.iter().take(NAMED).map(|at| line(at).to_string()).collect();
-    let more = if count > NAMED { " …" } else { "" };
+    let lines: Vec<_> = places.iter().take(MAX_LISTED_MATCHES).map(|at| line(at).to_string()).collect();
+    let more = if count > MAX_LISTED_MATCHES { " …" } else { "" };
     ToolError::field(
         "old_string",
         format!("occurs {count} times, on lines {}{more}", lines.join(", ")),

@@ -10,9 +10,9 @@ use crate::arguments::ListDir;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-const LIMIT: u32 = 1000;
-const MOST: u32 = 20_000;
-const DEEPEST: u32 = 32;
+const DEFAULT_ENTRIES: u32 = 1000;
+const MAX_ENTRIES: u32 = 20_000;
+const MAX_DEPTH: u32 = 32;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -51,13 +51,13 @@ pub(crate) async fn list(
     };
     let files = approved(session, &place, "list_dir", &[&path], call).await?;
     let listing = unless_cancelled(call, walk(files, &path, &args)).await?;
-    let text = told(&listing);
+    let text = format_listing(&listing);
     ToolAnswer::told(&listing, text)
 }
 
 async fn walk(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<Listing, ToolError> {
-    let depth = args.depth.unwrap_or(1).clamp(1, DEEPEST);
-    let most = args.limit.unwrap_or(LIMIT).clamp(1, MOST) as usize;
+    let depth = args.depth.unwrap_or(1).clamp(1, MAX_DEPTH);
+    let most = args.limit.unwrap_or(DEFAULT_ENTRIES).clamp(1, MAX_ENTRIES) as usize;
     let mut skipped = 0;
     let mut listing = Listing { path: path.to_string(), offset: args.offset, ..Listing::default() };
     let mut todo = VecDeque::from([(String::new(), 1)]);
@@ -116,7 +116,7 @@ fn sorted(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries
 }
 
-fn told(listing: &Listing) -> String {
+fn format_listing(listing: &Listing) -> String {
     let mut text = String::new();
     for found in &listing.entries {
         let name = shown(&found.path);

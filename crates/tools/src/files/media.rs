@@ -15,8 +15,8 @@ const fn picture(mime: &'static str) -> Kind {
     Kind { mime, picture: true }
 }
 
-/// First bytes that leave no doubt.
-const MAGIC: &[(&[u8], Kind)] = &[
+/// Magic numbers: first bytes that leave no doubt.
+const MAGIC_NUMBERS: &[(&[u8], Kind)] = &[
     (b"\x89PNG\r\n\x1a\n", picture("image/png")),
     (b"\xff\xd8\xff", picture("image/jpeg")),
     (b"GIF87a", picture("image/gif")),
@@ -31,7 +31,7 @@ const MAGIC: &[(&[u8], Kind)] = &[
     (b"\0asm", data("application/wasm")),
 ];
 
-const NAMES: &[(&str, &str)] = &[
+const EXTENSION_TYPES: &[(&str, &str)] = &[
     ("css", "text/css"),
     ("csv", "text/csv"),
     ("html", "text/html"),
@@ -50,14 +50,14 @@ pub(crate) fn kind(name: &str, start: &[u8]) -> Kind {
     if start.len() > 12 && start.starts_with(b"RIFF") && &start[8..12] == b"WEBP" {
         return picture("image/webp");
     }
-    if let Some((_, kind)) = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)) {
+    if let Some((_, kind)) = MAGIC_NUMBERS.iter().find(|(magic, _)| start.starts_with(magic)) {
         return *kind;
     }
     if super::is_binary(start) {
         return data("application/octet-stream");
     }
     let end = name.rsplit_once('.').map(|(_, end)| end.to_ascii_lowercase());
-    let known = NAMES.iter().find(|(known, _)| end.as_deref() == Some(*known));
+    let known = EXTENSION_TYPES.iter().find(|(known, _)| end.as_deref() == Some(*known));
     data(known.map_or("text/plain", |(_, mime)| mime))
 }
 

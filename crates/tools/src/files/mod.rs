@@ -13,7 +13,7 @@ use std::sync::Arc;
 use stockade_core::{Files, SandboxPath};
 
 pub(crate) use artifacts::artifacts;
-pub(crate) use edit::{LineEnds, MOST as MOST_EDITED, edit};
+pub(crate) use edit::{LineEnds, MAX_EDIT_BYTES, edit};
 pub(crate) use list::list;
 pub(crate) use read::read;
 
@@ -23,12 +23,12 @@ use crate::place::Place;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-/// How many bytes at the start of a file tell text from the rest.
-const SNIFFED: usize = 8192;
+/// Bytes at the start of a file that tell text from the rest.
+const SNIFF_BYTES: usize = 8192;
 
 /// Whether these first bytes are not text.
 pub(crate) fn is_binary(start: &[u8]) -> bool {
-    start[..start.len().min(SNIFFED)].contains(&0)
+    start[..start.len().min(SNIFF_BYTES)].contains(&0)
 }
 
 /// A name or path on one line, whatever it holds.

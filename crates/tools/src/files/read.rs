@@ -10,10 +10,10 @@ use crate::arguments::ReadFile;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-/// How much is read at once.
-const PIECE: u32 = 1 << 20;
-/// How many lines, and how much of them, one answer holds.
-const LINES: u64 = 2000;
+/// Chunk size of reads.
+const READ_CHUNK_BYTES: u32 = 1 << 20;
+/// Lines of one answer, and bytes of them.
+const DEFAULT_LINES: u64 = 2000;
 const MOST_LINES: u64 = 20_000;
 const MOST_TEXT: usize = 256 << 10;
 /// How much of a single line.
@@ -49,17 +49,17 @@ pub(crate) async fn read(
 }
 
 async fn answer(files: &dyn Files, args: &ReadFile) -> Result<ToolAnswer, ToolError> {
-    let start = files.read(&args.path, 0, PIECE).await?;
+    let start = files.read(&args.path, 0, READ_CHUNK_BYTES).await?;
     if is_binary(&start) {
         return describe(files, &args.path, &start).await;
     }
     let first = args.offset.unwrap_or(1).max(1);
-    let most = args.limit.unwrap_or(LINES).clamp(1, MOST_LINES);
+    let most = args.limit.unwrap_or(DEFAULT_LINES).clamp(1, MOST_LINES);
     let mut reader = Reader::new(&args.path, first, most);
     let (mut at, mut piece) = (0, start);
     loop {
         at += piece.len() as u64;
-        let last = piece.len() < PIECE as usize;
+        let last = piece.len() < READ_CHUNK_BYTES as usize;
         reader.take(&piece);
         if reader.full() || last {
             return reader.finish(last);
@@ -69,7 +69,7 @@ async fn answer(files: &dyn Files, args: &ReadFile) -> Result<ToolAnswer, ToolEr
             return Err(ToolError::new(ErrorCode::TooLarge, message)
                 .remedy("use `grep`, or `bash` with `tail -c` or `dd`"));
         }
-        piece = files.read(&args.path, at, PIECE).await?;
+        piece = files.read(&args.path, at, READ_CHUNK_BYTES).await?;
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) async fn replace(
         let parent: SandboxPath = parent.parse()?;
         files.make_dir(&parent).await.map_err(|error| about(path, error))?;
     }
-    let temporary = beside(parent, name)?;
+    let temporary = temporary_path(parent, name)?;
     let placed = put(files, path, &temporary, content, mode).await;
     if placed.is_err() {
         // What could not be written cannot always be removed either; the first failure counts.
@@ -99,7 +99,7 @@ fn split(path: &SandboxPath) -> Result<(Option<&str>, &str), ToolError> {
 }
 
 /// A name nobody can guess: what is written there cannot have been put in the way before.
-fn beside(parent: Option<&str>, name: &str) -> Result<SandboxPath, ToolError> {
+fn temporary_path(parent: Option<&str>, name: &str) -> Result<SandboxPath, ToolError> {
     let mut random = [0u8; 16];
     let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     if filled != Ok(random.len()) {
@@ -121,10 +121,10 @@ mod tests {
         for (parent, name, start) in
             [(None, "a", ".a."), (Some("d/e"), "a", "d/e/.a."), (Some("/"), "a", "/.a.")]
         {
-            assert!(beside(parent, name).unwrap().as_str().starts_with(start));
+            assert!(temporary_path(parent, name).unwrap().as_str().starts_with(start));
         }
-        assert!(beside(None, &long).unwrap().as_str().len() < 255);
-        assert!(beside(None, &"😀".repeat(60)).unwrap().as_str().len() < 255);
+        assert!(temporary_path(None, &long).unwrap().as_str().len() < 255);
+        assert!(temporary_path(None, &"😀".repeat(60)).unwrap().as_str().len() < 255);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use super::change::{Action, Change};
 use super::text::{Hunk, Line, Place, Text};
 use crate::ToolError;
 
-pub(super) const BEGIN: &str = "*** Begin Patch";
-const END: &str = "*** End Patch";
-const ADD: &str = "*** Add File: ";
-const UPDATE: &str = "*** Update File: ";
-const DELETE: &str = "*** Delete File: ";
-const MOVE: &str = "*** Move to: ";
+pub(super) const BEGIN_MARKER: &str = "*** Begin Patch";
+const END_MARKER: &str = "*** End Patch";
+const ADD_MARKER: &str = "*** Add File: ";
+const UPDATE_MARKER: &str = "*** Update File: ";
+const DELETE_MARKER: &str = "*** Delete File: ";
+const MOVE_MARKER: &str = "*** Move to: ";
 const END_OF_FILE: &str = "*** End of File";
 
 /// Reads a whole patch.
@@ -25,8 +25,8 @@ pub(super) fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
     let mut changes = Vec::new();
     loop {
         match reader.peek() {
-            None => return Err(reader.fail(format!("the patch does not end with `{END}`"))),
-            Some(line) if line.trim_end() == END => break,
+            None => return Err(reader.fail(format!("the patch does not end with `{END_MARKER}`"))),
+            Some(line) if line.trim_end() == END_MARKER => break,
             Some(line) => changes.push(reader.file(line)?),
         }
     }
@@ -34,7 +34,7 @@ pub(super) fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
     reader.skip_blank();
     match reader.peek() {
         None => Ok(changes),
-        Some(_) => Err(reader.fail(format!("something follows `{END}`"))),
+        Some(_) => Err(reader.fail(format!("something follows `{END_MARKER}`"))),
     }
 }
 
@@ -63,18 +63,18 @@ impl<'a> Reader<'a> {
     }
 
     fn file(&mut self, line: &str) -> Result<Change, ToolError> {
-        if let Some(name) = line.strip_prefix(ADD) {
+        if let Some(name) = line.strip_prefix(ADD_MARKER) {
             let path = self.path(name)?;
             self.at += 1;
             return Ok(Change { path, action: self.added() });
         }
-        if let Some(name) = line.strip_prefix(DELETE) {
+        if let Some(name) = line.strip_prefix(DELETE_MARKER) {
             let path = self.path(name)?;
             self.at += 1;
             return Ok(Change { path, action: Action::Delete { hunks: Vec::new() } });
         }
-        let Some(name) = line.strip_prefix(UPDATE) else {
-            let kinds = format!("expected `{ADD}`, `{UPDATE}`, `{DELETE}` or `{END}`");
+        let Some(name) = line.strip_prefix(UPDATE_MARKER) else {
+            let kinds = format!("expected `{ADD_MARKER}`, `{UPDATE_MARKER}`, `{DELETE_MARKER}` or `{END_MARKER}`");
             return Err(self.fail(kinds));
         };
         let path = self.path(name)?;
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
     }
 
     fn updated(&mut self, path: &SandboxPath) -> Result<Action, ToolError> {
-        let to = match self.peek().and_then(|line| line.strip_prefix(MOVE)) {
+        let to = match self.peek().and_then(|line| line.strip_prefix(MOVE_MARKER)) {
             Some(name) => {
                 let to = self.path(name)?;
                 self.at += 1;

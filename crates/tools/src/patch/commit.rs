@@ -9,7 +9,7 @@ use stockade_core::{ErrorCode, Files, FilesExt, SandboxPath};
 use super::change::{Action, Change};
 use super::text::{Hunk, Text};
 use crate::ToolError;
-use crate::files::{MOST_EDITED, replace};
+use crate::files::{MAX_EDIT_BYTES, replace};
 use crate::place::Place;
 
 /// The most that all old files together may hold.
@@ -48,7 +48,7 @@ async fn state(files: &dyn Files, path: &SandboxPath) -> Result<Option<State>, T
     let Some(mode) = replace::existing(files, path).await? else {
         return Ok(None);
     };
-    let content = files.read_all(path, MOST_EDITED).await?.into();
+    let content = files.read_all(path, MAX_EDIT_BYTES).await?.into();
     Ok(Some(State { content, mode }))
 }
 
@@ -128,7 +128,7 @@ pub(super) async fn commit(place: Arc<Place>, steps: Vec<Step>) -> Result<(), To
             }
         }
         remove_empty(files, &made).await;
-        return Err(undone(error, &lost));
+        return Err(rollback_error(error, &lost));
     }
     Ok(())
 }
@@ -171,7 +171,7 @@ async fn remove_empty(files: &dyn Files, made: &[SandboxPath]) {
     }
 }
 
-fn undone(error: ToolError, lost: &[String]) -> ToolError {
+fn rollback_error(error: ToolError, lost: &[String]) -> ToolError {
     if lost.is_empty() {
         return ToolError { message: format!("nothing was changed: {}", error.message), ..error };
     }

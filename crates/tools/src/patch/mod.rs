@@ -21,8 +21,8 @@ use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 use change::{Action, Change};
 
-/// The longest patch.
-const MOST: usize = 8 << 20;
+/// Longest patch.
+const MAX_PATCH_BYTES: usize = 8 << 20;
 
 pub(crate) async fn apply_patch(
     session: &Session,
@@ -49,10 +49,10 @@ pub(crate) async fn apply_patch(
 
 /// What the patch changes, in order.
 fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
-    if patch.len() > MOST {
-        return Err(ToolError::field("patch", format!("is longer than {MOST} bytes")));
+    if patch.len() > MAX_PATCH_BYTES {
+        return Err(ToolError::field("patch", format!("is longer than {MAX_PATCH_BYTES} bytes")));
     }
-    let opens = patch.trim_start().starts_with(begin::BEGIN);
+    let opens = patch.trim_start().starts_with(begin::BEGIN_MARKER);
     let changes = if opens { begin::parse(patch)? } else { unified::parse(patch)? };
     if changes.is_empty() {
         return Err(ToolError::field("patch", "changes nothing").remedy(

@@ -22,24 +22,24 @@ fn applied(patch: &str, old: &str) -> Result<String, String> {
     Ok(String::from_utf8(text.write()).unwrap())
 }
 
-const DIFF: &str = "--- a/f\n+++ b/f\n@@ -2,3 +2,3 @@\n two\n-three\n+THREE\n four\n";
-const OLD: &str = "one\ntwo\nthree\nfour\n";
+const UNIFIED_DIFF: &str = "--- a/f\n+++ b/f\n@@ -2,3 +2,3 @@\n two\n-three\n+THREE\n four\n";
+const OLD_TEXT: &str = "one\ntwo\nthree\nfour\n";
 
 #[test]
 fn a_unified_diff_is_applied_where_it_says() {
-    assert_eq!(applied(DIFF, OLD).unwrap(), "one\ntwo\nTHREE\nfour\n");
+    assert_eq!(applied(UNIFIED_DIFF, OLD_TEXT).unwrap(), "one\ntwo\nTHREE\nfour\n");
 }
 
 #[test]
 fn a_hunk_that_moved_is_found_nearby() {
-    let moved = format!("zero\nzero\n{OLD}");
-    assert_eq!(applied(DIFF, &moved).unwrap(), "zero\nzero\none\ntwo\nTHREE\nfour\n");
+    let moved = format!("zero\nzero\n{OLD_TEXT}");
+    assert_eq!(applied(UNIFIED_DIFF, &moved).unwrap(), "zero\nzero\none\ntwo\nTHREE\nfour\n");
 }
 
 #[test]
 fn context_that_differs_in_the_least_is_refused() {
     for old in ["one\ntwo\nthree\nfour!\n", "one\ntwo\n three\nfour\n", ""] {
-        assert!(applied(DIFF, old).unwrap_err().contains("not found"), "{old:?}");
+        assert!(applied(UNIFIED_DIFF, old).unwrap_err().contains("not found"), "{old:?}");
     }
 }
 
@@ -51,10 +51,10 @@ fn two_places_as_near_as_each_other_are_refused() {
 
 #[test]
 fn line_ends_are_kept() {
-    let windows = OLD.replace('\n', "\r\n");
-    assert_eq!(applied(DIFF, &windows).unwrap(), "one\r\ntwo\r\nTHREE\r\nfour\r\n");
-    let open = OLD.trim_end();
-    assert_eq!(applied(DIFF, open).unwrap(), "one\ntwo\nTHREE\nfour");
+    let windows = OLD_TEXT.replace('\n', "\r\n");
+    assert_eq!(applied(UNIFIED_DIFF, &windows).unwrap(), "one\r\ntwo\r\nTHREE\r\nfour\r\n");
+    let open = OLD_TEXT.trim_end();
+    assert_eq!(applied(UNIFIED_DIFF, open).unwrap(), "one\ntwo\nTHREE\nfour");
 }
 
 #[test]
@@ -90,30 +90,30 @@ fn git_headers_are_understood() {
 
 #[test]
 fn a_mail_around_the_diff_is_left_out_and_nothing_else() {
-    let mail = format!("From: somebody\nSubject: x\n\n{DIFF}-- \n2.39.5\n\n");
-    assert_eq!(applied(&mail, OLD).unwrap(), "one\ntwo\nTHREE\nfour\n");
-    let stray = format!("{DIFF}+stray\n");
-    assert!(applied(&stray, OLD).unwrap_err().contains("line 8"), "{:?}", applied(&stray, OLD));
+    let mail = format!("From: somebody\nSubject: x\n\n{UNIFIED_DIFF}-- \n2.39.5\n\n");
+    assert_eq!(applied(&mail, OLD_TEXT).unwrap(), "one\ntwo\nTHREE\nfour\n");
+    let stray = format!("{UNIFIED_DIFF}+stray\n");
+    assert!(applied(&stray, OLD_TEXT).unwrap_err().contains("line 8"), "{:?}", applied(&stray, OLD_TEXT));
 }
 
 #[test]
 fn paths_that_escape_and_files_named_twice_are_refused() {
     let error = parse("--- a/../../f\n+++ b/../../f\n@@ -1 +1 @@\n-a\n+b\n").unwrap_err();
     assert!(error.message.contains("../../f"), "{error}");
-    let twice = format!("{DIFF}{}", DIFF.replace("a/f", "a/./f").replace("b/f", "b/./f"));
+    let twice = format!("{UNIFIED_DIFF}{}", UNIFIED_DIFF.replace("a/f", "a/./f").replace("b/f", "b/./f"));
     assert!(parse(&twice).unwrap_err().message.contains("twice"));
 }
 
-const BEGIN: &str = "*** Begin Patch\n*** Update File: f\n@@ fn b\n x\n-y\n+z\n*** End Patch\n";
+const BEGIN_PATCH: &str = "*** Begin Patch\n*** Update File: f\n@@ fn b\n x\n-y\n+z\n*** End Patch\n";
 
 #[test]
 fn a_begin_patch_finds_its_place_by_what_stands_around() {
     let old = "fn a\n x\ny\nfn b\nx\ny\n";
-    assert_eq!(applied(BEGIN, old).unwrap(), "fn a\n x\ny\nfn b\nx\nz\n");
-    let without = BEGIN.replace("@@ fn b\n", "");
+    assert_eq!(applied(BEGIN_PATCH, old).unwrap(), "fn a\n x\ny\nfn b\nx\nz\n");
+    let without = BEGIN_PATCH.replace("@@ fn b\n", "");
     assert_eq!(applied(&without, "x\ny\n").unwrap(), "x\nz\n");
     assert!(applied(&without, "x\ny\nx\ny\n").unwrap_err().contains("lines 1, 3"));
-    assert!(applied(BEGIN, "x\ny\n").unwrap_err().contains("no line reads `fn b`"));
+    assert!(applied(BEGIN_PATCH, "x\ny\n").unwrap_err().contains("no line reads `fn b`"));
 }
 
 #[test]

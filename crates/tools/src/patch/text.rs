@@ -9,8 +9,8 @@ use crate::files::LineEnds;
 /// keep this going for years.
 const MOST_WORK: usize = 20_000_000;
 
-/// How far from the place it names a hunk of a unified diff may be found.
-const FARTHEST: usize = 200;
+/// Offset in lines from the place it names at which a hunk of a unified diff may be found.
+const MAX_HUNK_OFFSET: usize = 200;
 
 /// A file as lines without their ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -182,7 +182,7 @@ impl Text {
             let fits = wanted >= from && wanted <= self.lines.len();
             return if fits { Ok(wanted) } else { Err(Misfit::NotFound) };
         }
-        for distance in 0..=FARTHEST {
+        for distance in 0..=MAX_HUNK_OFFSET {
             let places = BTreeSet::from([wanted.checked_sub(distance), Some(wanted + distance)]);
             let places = places.into_iter().flatten().filter(|at| *at >= from);
             match self.stands(old, places, work)?.as_slice() {

@@ -294,11 +294,11 @@ fn ranges(line: &str) -> Option<(usize, usize, usize)> {
         }
     };
     let ((start, old), (_, new)) = (range(old)?, range(new)?);
-    (old <= LARGEST && new <= LARGEST && start <= LARGEST).then_some((start, old, new))
+    (old <= MAX_LINE_NUMBER && new <= MAX_LINE_NUMBER && start <= MAX_LINE_NUMBER).then_some((start, old, new))
 }
 
-/// More lines than any file that is patched has.
-const LARGEST: usize = 1 << 30;
+/// Line number beyond those of any file that is patched.
+const MAX_LINE_NUMBER: usize = 1 << 30;
 
 /// The permission bits of git's modes; links and submodules have none that can be set.
 fn mode(text: &str) -> Option<u32> {

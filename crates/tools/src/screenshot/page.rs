@@ -16,7 +16,7 @@ pub(super) enum Page {
     File(SandboxPath),
 }
 
-const LONGEST: usize = 2048;
+const MAX_URL_BYTES: usize = 2048;
 
 impl Page {
     pub(super) fn parse(given: &str) -> Result<Self, ToolError> {
@@ -25,7 +25,7 @@ impl Page {
             ToolError::field("url", format!("`{shown}` {why}"))
                 .remedy("give http://localhost:PORT/PATH, or the path of a file in the workspace")
         };
-        if given.len() > LONGEST {
+        if given.len() > MAX_URL_BYTES {
             return Err(wrong("is too long"));
         }
         if let Some(rest) = given.strip_prefix("http://").or(given.strip_prefix("https://")) {

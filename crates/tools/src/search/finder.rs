@@ -14,15 +14,15 @@ use crate::place::Place;
 use crate::toolbox::Session;
 use crate::{Call, ToolError};
 
-/// Static, so that it runs in any root.
-static FINDER: &[u8] = include_bytes!(env!("STOCKADE_FINDER"));
+/// Program of the finder: static, so that it runs in any root.
+static FINDER_PROGRAM: &[u8] = include_bytes!(env!("STOCKADE_FINDER"));
 
-/// The most it may print, and how long it may take.
-const OUTPUT: Bytes = Bytes::mib(16);
-const TIME: Span = Span::secs(60);
+/// Most output of the finder, and its timeout.
+const MAX_FINDER_OUTPUT: Bytes = Bytes::mib(16);
+const FINDER_TIMEOUT: Span = Span::secs(60);
 
-/// Reads the program from its input into a private place, and says where that is.
-const INSTALL: &str = "umask 077 && d=$(mktemp -d) && cat > \"$d/finder\" && \
+/// Script that reads the program from its input into a private place, and prints where that is.
+const INSTALL_SCRIPT: &str = "umask 077 && d=$(mktemp -d) && cat > \"$d/finder\" && \
                        chmod 500 \"$d/finder\" && printf '%s' \"$d/finder\"";
 
 /// Asks the search program, putting it in place first if need be.
@@ -39,8 +39,8 @@ pub(super) async fn ask(
     let request = serde_json::to_string(request).map_err(ToolError::unprintable)?;
     let mut command = Command::program([program.as_str(), &request]);
     command.dir = Some(".".parse()?);
-    command.wall_time = Some(TIME);
-    command.output = Some(OUTPUT);
+    command.wall_time = Some(FINDER_TIMEOUT);
+    command.output = Some(MAX_FINDER_OUTPUT);
     let ran = place.run(command, call).await?;
     if !ran.outcome.success() {
         return Err(failed(&ran.outcome.ending));
@@ -95,9 +95,9 @@ fn failed(ending: &Ending) -> ToolError {
 
 /// Into a private directory of the sandbox, by a shell there: only it knows where one is.
 async fn carried_in(place: &Place, call: &Call) -> Result<String, ToolError> {
-    let mut command = Command::shell(INSTALL);
-    command.stdin = Stdin::Bytes(FINDER.to_vec());
-    command.wall_time = Some(TIME);
+    let mut command = Command::shell(INSTALL_SCRIPT);
+    command.stdin = Stdin::Bytes(FINDER_PROGRAM.to_vec());
+    command.wall_time = Some(FINDER_TIMEOUT);
     let ran = place.run(command, call).await?;
     let path = String::from_utf8(ran.stdout).ok().filter(|path| path.starts_with('/'));
     match (ran.outcome.success(), path) {
@@ -110,7 +110,7 @@ async fn carried_in(place: &Place, call: &Call) -> Result<String, ToolError> {
 /// Into the state directory of whoever runs this, once for all sessions.
 fn at_home(session: &Session) -> Result<String, ToolError> {
     let dir = session.options.state_dir.join("tools");
-    let path = dir.join(format!("finder-{:016x}", fingerprint(FINDER)));
+    let path = dir.join(format!("finder-{:016x}", fingerprint(FINDER_PROGRAM)));
     let kept = || -> std::io::Result<()> {
         if path.exists() {
             return Ok(());
@@ -134,7 +134,7 @@ fn put(dir: &Path, path: &Path) -> std::io::Result<()> {
         dir.join(format!(".finder-{}-{:?}", std::process::id(), std::thread::current().id()));
     let _ = std::fs::remove_file(&draft);
     let mut options = std::fs::OpenOptions::new();
-    options.create_new(true).write(true).mode(0o500).open(&draft)?.write_all(FINDER)?;
+    options.create_new(true).write(true).mode(0o500).open(&draft)?.write_all(FINDER_PROGRAM)?;
     std::fs::rename(&draft, path)
 }
 

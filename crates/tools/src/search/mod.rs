@@ -15,29 +15,29 @@ use crate::place::Place;
 use crate::toolbox::Session;
 use crate::{Call, ToolAnswer, ToolError};
 
-const FILES: u32 = 1000;
+const DEFAULT_FILES: u32 = 1000;
 const MOST_FILES: u32 = 20_000;
-const HITS: u32 = 500;
+const DEFAULT_HITS: u32 = 500;
 const MOST_HITS: u32 = 5000;
 const MOST_CONTEXT: u32 = 20;
-/// Longer patterns are no patterns.
-const LONGEST: usize = 16 << 10;
+/// Longest pattern.
+const MAX_PATTERN_BYTES: usize = 16 << 10;
 
 pub(crate) async fn glob(
     session: &Session,
     args: Glob,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    bounded("pattern", &args.pattern)?;
+    check_pattern("pattern", &args.pattern)?;
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let path = start(args.path.as_ref())?;
-    allowed(session, &place, "glob", &path, call).await?;
+    approve_search(session, &place, "glob", &path, call).await?;
     let request = Request {
         workspace: ".".into(),
         path: inside(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
         hidden: args.hidden,
-        limit: args.limit.unwrap_or(FILES).clamp(1, MOST_FILES),
+        limit: args.limit.unwrap_or(DEFAULT_FILES).clamp(1, MOST_FILES),
         what: What::Names { glob: args.pattern },
     };
     let answers = finder::ask(session, &place, &request, call).await?;
@@ -56,17 +56,17 @@ pub(crate) async fn grep(
     args: Grep,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    bounded("pattern", &args.pattern)?;
-    bounded("glob", args.glob.as_deref().unwrap_or_default())?;
+    check_pattern("pattern", &args.pattern)?;
+    check_pattern("glob", args.glob.as_deref().unwrap_or_default())?;
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let path = start(args.path.as_ref())?;
-    allowed(session, &place, "grep", &path, call).await?;
+    approve_search(session, &place, "grep", &path, call).await?;
     let request = Request {
         workspace: ".".into(),
         path: inside(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
         hidden: args.hidden,
-        limit: args.limit.unwrap_or(HITS).clamp(1, MOST_HITS),
+        limit: args.limit.unwrap_or(DEFAULT_HITS).clamp(1, MOST_HITS),
         what: What::Lines {
             pattern: args.pattern,
             glob: args.glob,
@@ -144,9 +144,9 @@ fn finish(text: &mut String, more: bool, problems: &[String], nothing: &str) {
     }
 }
 
-fn bounded(field: &str, text: &str) -> Result<(), ToolError> {
-    if text.len() > LONGEST {
-        return Err(ToolError::field(field, format!("is longer than {LONGEST} bytes")));
+fn check_pattern(field: &str, text: &str) -> Result<(), ToolError> {
+    if text.len() > MAX_PATTERN_BYTES {
+        return Err(ToolError::field(field, format!("is longer than {MAX_PATTERN_BYTES} bytes")));
     }
     if text.contains('\0') {
         return Err(ToolError::field(field, "holds a zero byte"));
@@ -158,7 +158,7 @@ fn start(path: Option<&SandboxPath>) -> Result<SandboxPath, ToolError> {
     path.map_or_else(|| Ok(".".parse()?), |path| Ok(path.clone()))
 }
 
-async fn allowed(
+async fn approve_search(
     session: &Session,
     place: &Place,
     tool: &str,

@@ -1,5 +1,5 @@
 //! Whether it may happen, apart from where: rules, persons, silence, and the record of each.
-use crate::common::{Bench, EVERYWHERE, Where, test};
+use crate::common::{Bench, ALL_PLACES, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;
@@ -106,7 +106,7 @@ fn no_spelling_of_a_path_gets_past_a_rule_about_it() {
             { "verdict": "deny", "match": { "paths": ["private/**"] } },
             { "verdict": "allow" },
         ]});
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::with(place, rules(config.clone())).await;
             bench.write("private/x", "hidden");
             let whole = bench.path("private/x").to_str().unwrap().to_owned();

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{BOTH, Bench, Where, test};
+use crate::common::{NATIVE_AND_LOCAL, Bench, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;
@@ -11,7 +11,7 @@ use stockade_tools::{Call, Cancelled};
 #[test]
 fn exec_answers_with_every_field_wherever_it_runs() {
     test(async {
-        for place in BOTH {
+        for place in NATIVE_AND_LOCAL {
             let bench = Bench::new(place).await;
             bench.write("sub/x", "");
             let line = "echo out; echo err >&2; exit 3";
@@ -62,7 +62,7 @@ fn exec_answers_with_every_field_wherever_it_runs() {
 #[test]
 fn time_signals_and_failures_to_start_are_told_apart() {
     test(async {
-        for place in BOTH {
+        for place in NATIVE_AND_LOCAL {
             let bench = Bench::new(place).await;
             let done = bench.ok("bash", json!({ "command": "sleep 60", "timeout_ms": 100 })).await;
             assert_eq!((&done["timedOut"], &done["exitCode"]), (&json!(true), &json!(-1)));
@@ -102,7 +102,7 @@ fn long_output_is_cut_in_the_middle_and_kept_whole_for_logs() {
 #[test]
 fn a_background_process_lives_on_is_fed_followed_and_stopped() {
     test(async {
-        for place in BOTH {
+        for place in NATIVE_AND_LOCAL {
             let bench = Bench::new(place).await;
             let line = "while read -r word; do echo \"got $word\"; done; echo over; sleep 600";
             let job = bench.ok("bash", json!({ "action": "start", "command": line })).await;
@@ -159,7 +159,7 @@ fn a_signal_can_be_sent_instead_of_killing() {
 #[test]
 fn cancelling_and_dropping_kill_what_runs() {
     test(async {
-        for place in BOTH {
+        for place in NATIVE_AND_LOCAL {
             let bench = Bench::new(place).await;
             let (canceller, cancelled) = Cancelled::pair();
             let call = Call { cancelled, ..bench.caller() };
@@ -197,7 +197,7 @@ fn cancelling_and_dropping_kill_what_runs() {
 #[test]
 fn every_execution_is_recorded_with_its_decision_wherever_it_runs() {
     test(async {
-        for place in BOTH {
+        for place in NATIVE_AND_LOCAL {
             let bench = Bench::new(place).await;
             let done = bench.ok("bash", json!({ "command": "true" })).await;
             let job = done["jobId"].as_str().unwrap().parse().unwrap();

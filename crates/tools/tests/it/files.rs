@@ -2,7 +2,7 @@
 //! and locally with the same results.
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{Bench, EVERYWHERE, Where, test};
+use crate::common::{Bench, ALL_PLACES, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 
@@ -21,7 +21,7 @@ fn names(bench: &Bench, dir: &str) -> Vec<String> {
 #[test]
 fn a_file_is_read_by_lines_with_numbers() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("f", "one\ntwo\nthree\n");
             let answer = bench.call("read_file", json!({ "path": "f" })).await.unwrap();
@@ -44,7 +44,7 @@ fn a_file_is_read_by_lines_with_numbers() {
 #[test]
 fn a_write_replaces_in_one_step_and_keeps_the_mode() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             let new = json!({ "path": "a/b/new", "content": "text" });
             assert_eq!(bench.ok("write_file", new).await["created"], true);
@@ -70,7 +70,7 @@ fn a_write_replaces_in_one_step_and_keeps_the_mode() {
 #[test]
 fn an_edit_is_exact_or_refused() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("f", "a\r\nb\r\na");
             let twice = json!({ "path": "f", "old_string": "a", "new_string": "x" });
@@ -88,7 +88,7 @@ fn an_edit_is_exact_or_refused() {
 #[test]
 fn a_patch_changes_everything_or_nothing() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("old", "one\ntwo\n");
             bench.write("gone", "bye\n");
@@ -113,7 +113,7 @@ fn a_patch_changes_everything_or_nothing() {
 #[test]
 fn what_was_written_before_a_failure_is_put_back() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("a", "a\n");
             bench.write("file", "f\n");
@@ -132,7 +132,7 @@ fn what_was_written_before_a_failure_is_put_back() {
 #[test]
 fn directories_are_listed_in_bounds() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("d/e/f", "12345");
             let flat = bench.call("list_dir", json!({})).await.unwrap();
@@ -169,7 +169,7 @@ fn directories_are_listed_in_bounds() {
 #[test]
 fn files_are_found_by_name_and_ignore_files_are_honoured() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             for name in
                 ["a.rs", "src/b.rs", "src/deep/c.rs", "target/d.rs", ".hidden/e.rs", "f.txt"]
@@ -201,7 +201,7 @@ fn files_are_found_by_name_and_ignore_files_are_honoured() {
 #[test]
 fn text_is_found_line_by_line() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("a.rs", "fn one() {}\nlet x = 1;\nfn two() {}\n");
             bench.write("b.txt", "FN three\n");
@@ -234,7 +234,7 @@ fn text_is_found_line_by_line() {
 #[test]
 fn artifacts_are_typed_and_bounded() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = Bench::new(place).await;
             bench.write("a.json", "{}");
             bench.write("b.png", b"\x89PNG\r\n\x1a\nrest");

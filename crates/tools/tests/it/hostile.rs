@@ -7,18 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Bench, EVERYWHERE, Where, test};
+use crate::common::{Bench, ALL_PLACES, Where, test};
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 
-const SECRET: &str = "the-secret-outside";
+const OUTSIDE_SECRET: &str = "the-secret-outside";
 
 /// Builds the workspace. What lies outside of it holds the secret.
 async fn hostile(place: Where) -> Bench {
     let bench = Bench::new(place).await;
     std::fs::create_dir(bench.outside("out")).unwrap();
-    std::fs::write(bench.outside("out/secret"), SECRET).unwrap();
+    std::fs::write(bench.outside("out/secret"), OUTSIDE_SECRET).unwrap();
     bench.write("dir/inner", "inner\n");
     let link = |target: &str, name: &str| symlink(target, bench.path(name)).unwrap();
     link("/etc", "etc");
@@ -45,7 +45,7 @@ async fn hostile(place: Where) -> Bench {
 }
 
 /// Paths that lead out, and what they lead to.
-const ESCAPING: [&str; 8] = [
+const ESCAPING_PATHS: [&str; 8] = [
     "etc/passwd",
     "passwd",
     "up/out/secret",
@@ -62,21 +62,21 @@ async fn keeps_out(bench: &Bench, tool: &str, args: Value, path: &str) {
     let fits = [ErrorCode::PathEscapes, ErrorCode::Invalid].contains(&error.code);
     assert!(fits, "{tool} {path}: {error:?}");
     assert!(error.message.contains(path), "{tool} {path}: {error}");
-    assert!(!error.message.contains(SECRET), "{tool} {path}: {error}");
+    assert!(!error.message.contains(OUTSIDE_SECRET), "{tool} {path}: {error}");
 }
 
 fn assert_untouched(bench: &Bench) {
     let out = std::fs::read_dir(bench.outside("out")).unwrap().count();
     assert_eq!(out, 1, "something was made outside");
-    assert_eq!(std::fs::read_to_string(bench.outside("out/secret")).unwrap(), SECRET);
+    assert_eq!(std::fs::read_to_string(bench.outside("out/secret")).unwrap(), OUTSIDE_SECRET);
 }
 
 #[test]
 fn no_path_leads_a_tool_outside() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
-            for path in ESCAPING {
+            for path in ESCAPING_PATHS {
                 keeps_out(&bench, "read_file", json!({ "path": path }), path).await;
                 keeps_out(&bench, "write_file", json!({ "path": path, "content": "x" }), path)
                     .await;
@@ -84,7 +84,7 @@ fn no_path_leads_a_tool_outside() {
                 keeps_out(&bench, "edit_file", edit, path).await;
                 keeps_out(&bench, "grep", json!({ "pattern": "secret", "path": path }), path).await;
                 let patch = format!(
-                    "*** Begin Patch\n*** Update File: {path}\n@@\n-{SECRET}\n+x\n*** End Patch"
+                    "*** Begin Patch\n*** Update File: {path}\n@@\n-{OUTSIDE_SECRET}\n+x\n*** End Patch"
                 );
                 keeps_out(&bench, "apply_patch", json!({ "patch": patch }), path).await;
                 let delete = format!("*** Begin Patch\n*** Delete File: {path}\n*** End Patch");
@@ -102,7 +102,7 @@ fn no_path_leads_a_tool_outside() {
 #[test]
 fn no_directory_leads_a_tool_outside() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
             for path in ["etc", "up", "out", "around", "magic", "self/out"] {
                 keeps_out(&bench, "list_dir", json!({ "path": path }), path).await;
@@ -127,7 +127,7 @@ fn no_directory_leads_a_tool_outside() {
 #[test]
 fn searches_and_listings_of_everything_stay_inside_and_end() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
             let everything = json!({ "no_ignore": true, "hidden": true, "limit": 5000 });
             let with = |more: Value| {
@@ -137,7 +137,7 @@ fn searches_and_listings_of_everything_stay_inside_and_end() {
             };
             // The hard link is a file of the workspace; what the links lead to is not.
             let hits =
-                bench.ok("grep", with(json!({ "pattern": SECRET, "files_only": true }))).await;
+                bench.ok("grep", with(json!({ "pattern": OUTSIDE_SECRET, "files_only": true }))).await;
             assert_eq!(hits["files"], json!(["hard"]), "{place:?}");
             let hits =
                 bench.ok("grep", with(json!({ "pattern": "root:", "files_only": true }))).await;
@@ -163,7 +163,7 @@ fn searches_and_listings_of_everything_stay_inside_and_end() {
 #[test]
 fn what_is_no_regular_file_is_refused_without_waiting() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
             for path in ["pipe", "dir", "loop"] {
                 keeps_out(&bench, "write_file", json!({ "path": path, "content": "x" }), path)
@@ -187,7 +187,7 @@ fn what_is_no_regular_file_is_refused_without_waiting() {
 #[test]
 fn a_terabyte_of_nothing_is_described_searched_and_left_alone() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
             let read = bench.ok("read_file", json!({ "path": "huge" })).await;
             assert_eq!((&read["binary"], &read["size"]), (&json!(true), &json!(1u64 << 40)));
@@ -203,9 +203,9 @@ fn a_terabyte_of_nothing_is_described_searched_and_left_alone() {
 #[test]
 fn a_hard_link_is_replaced_and_not_written_through() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
-            let edit = json!({ "path": "hard", "old_string": SECRET, "new_string": "mine" });
+            let edit = json!({ "path": "hard", "old_string": OUTSIDE_SECRET, "new_string": "mine" });
             bench.ok("edit_file", edit).await;
             assert_eq!(bench.read("hard"), "mine");
             assert_untouched(&bench);
@@ -217,7 +217,7 @@ fn a_hard_link_is_replaced_and_not_written_through() {
 #[test]
 fn strange_names_are_names_like_any_other() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
             for path in ["new\nline", "-rf", " ", "fine"] {
                 assert!(
@@ -296,7 +296,7 @@ fn swap(bench: &Bench, over: &Arc<AtomicBool>) -> std::thread::JoinHandle<u32> {
 #[test]
 fn links_that_are_swapped_in_while_tools_run_lead_nowhere() {
     test(async {
-        for place in EVERYWHERE {
+        for place in ALL_PLACES {
             let bench = hostile(place).await;
             let over = Arc::new(AtomicBool::new(false));
             let swapping = swap(&bench, &over);
@@ -310,7 +310,7 @@ fn links_that_are_swapped_in_while_tools_run_lead_nowhere() {
                     // Refused or not, what comes back is never from outside.
                     if let Ok(answer) = bench.call(tool, args).await {
                         let told = format!("{}{}", answer.text, answer.structured);
-                        assert!(!told.contains(SECRET), "{place:?} {tool}: {told}");
+                        assert!(!told.contains(OUTSIDE_SECRET), "{place:?} {tool}: {told}");
                     }
                 }
                 let _ = bench

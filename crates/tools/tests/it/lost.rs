@@ -107,7 +107,7 @@ fn an_agent_makes_no_more_sandboxes_than_its_quota() {
 fn the_default_quota_is_finite() {
     test(async {
         let bench = Bench::new(Where::Landlock).await;
-        for _ in 0..Quota::DEFAULT {
+        for _ in 0..Quota::DEFAULT_SANDBOXES {
             bench.ok("sandbox_create", json!({})).await;
         }
         bench.refuses("sandbox_create", json!({}), ErrorCode::QuotaExceeded, "as many").await;

@@ -46,17 +46,17 @@ fn perform(target: &Tree, stage: &OwnedFd, action: &Action) -> Outcome<Option<Co
         Act::Mode { of, after, .. } => set_mode(target, path, *of, *after),
         Act::Place { .. } => {
             let moved = rename(stage, &action.slot, target, path, RenameFlags::NOREPLACE, Way::Out);
-            found(moved, path, ConflictReason::AppearedSince)
+            conflict_of_rename(moved, path, ConflictReason::AppearedSince)
         }
         Act::Take { old } => {
             let moved = rename(stage, &action.slot, target, path, RenameFlags::NOREPLACE, Way::In);
-            let lost = found(moved, path, ConflictReason::Gone)?;
-            lost.map_or_else(|| expect(stage, action, old), |reason| Ok(Some(reason)))
+            let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
+            lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
         }
         Act::Swap { old, .. } => {
             let moved = rename(stage, &action.slot, target, path, RenameFlags::EXCHANGE, Way::Out);
-            let lost = found(moved, path, ConflictReason::Gone)?;
-            lost.map_or_else(|| expect(stage, action, old), |reason| Ok(Some(reason)))
+            let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
+            lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
         }
     }
 }
@@ -87,7 +87,7 @@ pub(super) fn rename(
 }
 
 /// What a rename that was not made tells about the tree.
-fn found(
+fn conflict_of_rename(
     moved: rustix::io::Result<()>,
     path: &TreePath,
     otherwise: ConflictReason,
@@ -101,7 +101,7 @@ fn found(
 }
 
 /// Whether what came out of the tree is what was to be replaced.
-fn expect(stage: &OwnedFd, action: &Action, old: &Identity) -> Outcome<Option<ConflictReason>> {
+fn check_identity(stage: &OwnedFd, action: &Action, old: &Identity) -> Outcome<Option<ConflictReason>> {
     let out = rustix::fs::statat(stage, action.slot.as_str(), AtFlags::SYMLINK_NOFOLLOW);
     let out = Identity::of(&out.step("look at", &action.path)?);
     Ok((out != *old).then_some(ConflictReason::ChangedSince))

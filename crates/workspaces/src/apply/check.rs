@@ -88,9 +88,9 @@ fn verdict(
     }
     let against = match (change.old.is_some(), now) {
         (true, None) => Some(ConflictReason::Gone),
-        (true, Some(now)) => replaced(trees, change, now)?,
+        (true, Some(now)) => check_replaced(trees, change, now)?,
         (false, Some(_)) => Some(ConflictReason::AppearedSince),
-        (false, None) => homeless(trees.target, &change.path, made)?,
+        (false, None) => check_parent(trees.target, &change.path, made)?,
     };
     Ok(against.map_or(Verdict::Free, Verdict::Against))
 }
@@ -104,7 +104,7 @@ fn changed_beneath(
     let Some(start) = trees.start else { return Ok(None) };
     let path = &change.path;
     let Some(stat) = trees.lower.stat(path).step("look at", path)? else {
-        let gone = change.was_below && went(trees, path, start, look)?;
+        let gone = change.was_below && was_removed(trees, path, start, look)?;
         return Ok(gone.then_some(ConflictReason::Gone));
     };
     let settled = &trees.settled;
@@ -123,7 +123,7 @@ fn changed_beneath(
 
 /// Whether something that the guest changed was removed by somebody else. A copy's index says so; of
 /// an overlay it is only known that the file came from beneath, from there or from elsewhere.
-fn went(trees: &Trees<'_>, path: &TreePath, start: Stamp, look: Look) -> Outcome<bool> {
+fn was_removed(trees: &Trees<'_>, path: &TreePath, start: Stamp, look: Look) -> Outcome<bool> {
     let moved = match (trees.layer, look) {
         (Layer::Copy(..), _) => return Ok(true),
         // The stage itself is a new entry of the root.
@@ -141,7 +141,7 @@ fn takes_a_directory(change: &Change) -> bool {
 }
 
 /// Whether another tree has at a path something other than what the workspace began with.
-fn replaced(trees: &Trees<'_>, change: &Change, now: &Stat) -> Outcome<Option<ConflictReason>> {
+fn check_replaced(trees: &Trees<'_>, change: &Change, now: &Stat) -> Outcome<Option<ConflictReason>> {
     if !change.was(NodeKind::of(now)) {
         return Ok(Some(ConflictReason::NotTheBase));
     }
@@ -167,7 +167,7 @@ fn is_done(trees: &Trees<'_>, change: &Change, now: Option<&Stat>) -> Outcome<bo
 }
 
 /// Whether a new entry has no directory to go in.
-fn homeless(
+fn check_parent(
     target: &Tree,
     path: &TreePath,
     made: &HashSet<&TreePath>,

@@ -48,14 +48,14 @@ pub(super) fn roll_back(target: &Tree, intent: &Intent, ledger: &Ledger) -> Outc
         opened => opened?,
     };
     for action in intent.steps.iter().rev() {
-        undo(target, &stage, action).map_err(|fault| kept(fault, target, intent))?;
+        undo(target, &stage, action).map_err(|fault| add_stage_path(fault, target, intent))?;
     }
     ledger.settle(target, intent, End::Undone)?;
     clear(target, intent, ledger)
 }
 
 /// Says where what could not be put back is.
-fn kept(fault: Fault, target: &Tree, intent: &Intent) -> Fault {
+fn add_stage_path(fault: Fault, target: &Tree, intent: &Intent) -> Fault {
     let Fault::Stuck { path, .. } = fault else { return fault };
     Fault::Stuck { path, kept: target.path().join(&intent.stage).display().to_string() }
 }
@@ -85,7 +85,7 @@ fn undo(target: &Tree, stage: &OwnedFd, action: &Action) -> Outcome<()> {
 
 /// Takes a new thing out again. What somebody else put in its place is theirs.
 fn take_back(target: &Tree, stage: &OwnedFd, action: &Action, new: u64) -> Outcome<()> {
-    if there(target, &action.path)? != Some(new) {
+    if inode_at(target, &action.path)? != Some(new) {
         return Ok(());
     }
     let flags = RenameFlags::NOREPLACE;
@@ -98,24 +98,24 @@ fn take_back(target: &Tree, stage: &OwnedFd, action: &Action, new: u64) -> Outco
 fn put_back(target: &Tree, stage: &OwnedFd, action: &Action) -> Outcome<()> {
     let flags = RenameFlags::NOREPLACE;
     match rename(stage, &action.slot, target, &action.path, flags, Way::Out) {
-        Err(Errno::EXIST | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Err(stuck(action)),
+        Err(Errno::EXIST | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Err(stuck_fault(action)),
         moved => moved.step("put back", &action.path),
     }
 }
 
 fn swap_back(target: &Tree, stage: &OwnedFd, action: &Action, new: u64) -> Outcome<()> {
-    match there(target, &action.path)? {
+    match inode_at(target, &action.path)? {
         None => put_back(target, stage, action),
         Some(ino) if ino == new => {
             let flags = RenameFlags::EXCHANGE;
             rename(stage, &action.slot, target, &action.path, flags, Way::Out)
                 .step("put back", &action.path)
         }
-        Some(_) => Err(stuck(action)),
+        Some(_) => Err(stuck_fault(action)),
     }
 }
 
-fn there(target: &Tree, path: &TreePath) -> Outcome<Option<u64>> {
+fn inode_at(target: &Tree, path: &TreePath) -> Outcome<Option<u64>> {
     let Ok((dir, name)) = target.place(path) else { return Ok(None) };
     match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat.st_ino)),
@@ -124,6 +124,6 @@ fn there(target: &Tree, path: &TreePath) -> Outcome<Option<u64>> {
     }
 }
 
-fn stuck(action: &Action) -> Fault {
+fn stuck_fault(action: &Action) -> Fault {
     Fault::Stuck { path: action.path.to_string(), kept: String::new() }
 }

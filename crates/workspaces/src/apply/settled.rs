@@ -102,12 +102,12 @@ impl Settled {
 
     fn action(&mut self, target: &Tree, action: &Action, end: End) -> Outcome<()> {
         let path = &action.path;
-        if end == End::Done && takes(&action.act) {
+        if end == End::Done && removes_entry(&action.act) {
             self.left.remove(path);
             self.taken.insert(path.clone());
         }
         let now = target.stat(path).step("look at", path)?;
-        if let Some(left) = left(&action.act, now.as_ref(), end) {
+        if let Some(left) = state_after_step(&action.act, now.as_ref(), end) {
             self.left.insert(path.clone(), left);
         }
         let Some((parent, _)) = path.split().filter(|(parent, _)| !parent.is_root()) else {
@@ -121,7 +121,7 @@ impl Settled {
 }
 
 /// Whether a step takes something away for which nothing of its kind comes.
-fn takes(act: &Act) -> bool {
+fn removes_entry(act: &Act) -> bool {
     match act {
         Act::Take { .. } => true,
         Act::Swap { old, .. } => old.kind == NodeKind::Directory,
@@ -130,7 +130,7 @@ fn takes(act: &Act) -> bool {
 }
 
 /// How a step left its path, unless somebody else was there since.
-fn left(act: &Act, now: Option<&Stat>, end: End) -> Option<Left> {
+fn state_after_step(act: &Act, now: Option<&Stat>, end: End) -> Option<Left> {
     let is = |ino: u64| now.filter(|stat| stat.st_ino == ino).map(Left::of);
     let was = |old: &Identity| now.filter(|stat| Identity::of(stat) == *old).map(Left::of);
     match (act, end) {

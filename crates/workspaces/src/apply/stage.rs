@@ -18,8 +18,8 @@ use crate::fault::{Fault, Outcome, Step};
 use crate::held::leaves;
 use crate::tree::NodeKind;
 
-/// Above this many files one flush of the whole file system is cheaper than one for each.
-const FEW: usize = 64;
+/// Files up to which each is flushed: above, one flush of the whole file system is cheaper.
+const MAX_FILE_FLUSHES: usize = 64;
 
 struct Stage<'a> {
     trees: &'a Trees<'a>,
@@ -60,7 +60,7 @@ fn fill(trees: &Trees<'_>, todo: &[Todo<'_>], name: &str) -> Outcome<Vec<Action>
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(trees.target, name, flags, Mode::empty()).step("open", name)?;
     let exchange = can_exchange(&dir).step("try", name)?;
-    let flush_each = todo.len() <= FEW;
+    let flush_each = todo.len() <= MAX_FILE_FLUSHES;
     let (steps, last) = (Vec::new(), Vec::new());
     let mut stage = Stage { trees, dir, steps, last, exchange, flush_each, next: 0 };
     todo.iter().try_for_each(|todo| stage.add(todo))?;

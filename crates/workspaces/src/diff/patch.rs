@@ -19,8 +19,8 @@ use crate::tree::{NodeKind, Tree};
 const LONGEST_FILE: usize = 1 << 20;
 /// The longest text that is made.
 const LONGEST_TEXT: usize = 16 << 20;
-/// How long two texts are compared before a coarser answer is taken.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Timeout of comparing two texts; after it a coarser answer is taken.
+const FILE_DIFF_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long is spent on all of them.
 const PATIENCE_IN_ALL: Duration = Duration::from_secs(20);
@@ -41,18 +41,18 @@ pub(crate) fn patch(diff: &Diff, lower: &Tree, layer: &Layer) -> Outcome<String>
             text.push_str("# The rest is left out: there is too much of it.\n");
             break;
         }
-        one(&mut text, change, lower, layer)?;
+        write_change(&mut text, change, lower, layer)?;
     }
     Ok(text)
 }
 
-fn one(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outcome<()> {
+fn write_change(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outcome<()> {
     header(text, change);
     let old = match change.old.map(|node| node.kind) {
         None => Side::Nothing,
         Some(NodeKind::File) => match lower.file(&change.path) {
             Err(Errno::ACCESS) => Side::Unshown("a file that cannot be read"),
-            file => shown(file.step("open", &change.path)?, change)?,
+            file => read_side(file.step("open", &change.path)?, change)?,
         },
         Some(NodeKind::Symlink) => Side::Text(lower.link(&change.path).step("read", &change.path)?),
         Some(NodeKind::Directory) => Side::Unshown("a directory"),
@@ -63,7 +63,7 @@ fn one(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outco
         Some(NodeKind::File) if change.held.as_ref().is_some_and(|why| !why.can_be_named()) => {
             Side::Unshown("a file that cannot be read")
         }
-        Some(NodeKind::File) => shown(layer.file(&change.path)?, change)?,
+        Some(NodeKind::File) => read_side(layer.file(&change.path)?, change)?,
         Some(NodeKind::Symlink) => {
             Side::Text(layer.tree().link(&change.path).step("read", &change.path)?)
         }
@@ -85,7 +85,7 @@ fn refuse_another(change: &Change, new: &Side) -> Outcome<()> {
     if read == digest { Ok(()) } else { Err(Fault::changed_meanwhile(&change.path)) }
 }
 
-fn shown(file: std::fs::File, change: &Change) -> Outcome<Side> {
+fn read_side(file: std::fs::File, change: &Change) -> Outcome<Side> {
     if content::is_binary(&file).step("read", &change.path)? {
         return Ok(Side::Unshown("not text"));
     }
@@ -137,7 +137,7 @@ fn body(text: &mut String, change: &Change, old: Side, new: Side) {
     };
     let mut config = TextDiff::configure();
     let compared =
-        config.algorithm(Algorithm::Myers).timeout(PATIENCE).diff_lines(&old[..], &new[..]);
+        config.algorithm(Algorithm::Myers).timeout(FILE_DIFF_TIMEOUT).diff_lines(&old[..], &new[..]);
     let unified = compared.unified_diff().header(&old_name, &new_name).to_string();
     text.push_str(&unified);
 }

@@ -19,8 +19,8 @@ use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree, names, stat_at};
 use crate::walk::visit_open;
 
-/// The most changes of one workspace.
-const MOST: usize = 4_000_000;
+/// Upper bound of the changes of one workspace.
+const MAX_CHANGES: usize = 4_000_000;
 
 /// Whether the contents of changed files are read to their end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +92,8 @@ fn hold_within_held(changes: &mut [Change]) {
 
 impl Scan<'_> {
     fn push(&mut self, change: Change) -> Outcome<()> {
-        if self.found.len() >= MOST {
-            return Err(Fault::TooMany { what: "the diff", most: MOST });
+        if self.found.len() >= MAX_CHANGES {
+            return Err(Fault::TooMany { what: "the diff", most: MAX_CHANGES });
         }
         self.found.push(change);
         Ok(())

@@ -12,7 +12,7 @@ use super::{Commit, Source};
 use crate::fault::{Outcome, Step};
 use crate::remove::remove;
 
-pub(super) const DRAFT: &str = "checkout";
+pub(super) const CHECKOUT_DRAFT_PREFIX: &str = "checkout";
 
 /// The checkout of a commit, made if need be.
 pub(crate) fn checkout(store: &Path, source: &Source, commit: &Commit) -> Outcome<PathBuf> {
@@ -24,7 +24,7 @@ pub(crate) fn checkout(store: &Path, source: &Source, commit: &Commit) -> Outcom
     if tree.exists() {
         return Ok(tree);
     }
-    let draft = store.join(draft_name(DRAFT));
+    let draft = store.join(draft_name(CHECKOUT_DRAFT_PREFIX));
     make(&store.join("store"), &draft, source, commit)?;
     std::fs::rename(&draft, &tree).step("name", tree.display())?;
     Ok(tree)
@@ -56,7 +56,7 @@ fn make(bare: &Path, draft: &Path, source: &Source, commit: &Commit) -> Outcome<
 pub(crate) fn clear_drafts(store: &Path) -> Outcome<()> {
     let dir = crate::store::tree(store)?;
     for name in crate::tree::names(&dir).step("list", store.display())? {
-        if name.starts_with(format!(".{DRAFT}-").as_bytes()) {
+        if name.starts_with(format!(".{CHECKOUT_DRAFT_PREFIX}-").as_bytes()) {
             remove(&dir, &name).step("remove", store.display())?;
         }
     }

@@ -6,8 +6,8 @@ use super::run::Run;
 use super::{Commit, GitFault, Source};
 use crate::fault::Outcome;
 
-const BRANCHES: &str = "+refs/heads/*:refs/heads/*";
-const TAGS: &str = "+refs/tags/*:refs/tags/*";
+const BRANCHES_REFSPEC: &str = "+refs/heads/*:refs/heads/*";
+const TAGS_REFSPEC: &str = "+refs/tags/*:refs/tags/*";
 
 /// Fetches, unless a commit is named that is there already, and resolves.
 pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome<Commit> {
@@ -17,7 +17,7 @@ pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome
         make.args(["init", "--quiet", "--bare", "--template="]).args([&bare]).run()?;
     }
     if let Some(id) = rev.filter(|rev| is_full(rev))
-        && has(&bare, source, id)?
+        && has_commit(&bare, source, id)?
     {
         return Ok(Commit { id: id.to_ascii_lowercase(), branch: None });
     }
@@ -25,14 +25,14 @@ pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome
         Some(_) => None,
         None => Some(default_branch(&bare, source)?),
     };
-    get(&bare, source, &[BRANCHES, TAGS])?;
+    fetch_refs(&bare, source, &[BRANCHES_REFSPEC, TAGS_REFSPEC])?;
     match (rev, main) {
         (Some(rev), _) => resolve(&bare, source, rev),
-        (None, main) => default(&bare, source, main.flatten()),
+        (None, main) => resolve_default(&bare, source, main.flatten()),
     }
 }
 
-fn get(bare: &Path, source: &Source, what: &[&str]) -> Outcome<()> {
+fn fetch_refs(bare: &Path, source: &Source, what: &[&str]) -> Outcome<()> {
     Run::with_configuration("fetch from", source)
         .at(bare)
         .args(["fetch", "--quiet", "--force", "--prune", "--no-tags", "--no-recurse-submodules"])
@@ -55,12 +55,12 @@ fn default_branch(bare: &Path, source: &Source) -> Outcome<Option<String>> {
     Ok(named.and_then(|rest| rest.split_whitespace().next()).map(str::to_owned))
 }
 
-fn default(bare: &Path, source: &Source, branch: Option<String>) -> Outcome<Commit> {
+fn resolve_default(bare: &Path, source: &Source, branch: Option<String>) -> Outcome<Commit> {
     if let Some(branch) = branch {
         return resolve(bare, source, &branch);
     }
     // A HEAD that stands on no branch.
-    get(bare, source, &["+HEAD:refs/stockade/head"])?;
+    fetch_refs(bare, source, &["+HEAD:refs/stockade/head"])?;
     let id = commit_of(bare, source, "refs/stockade/head")?;
     let id = id.ok_or_else(|| GitFault::Empty { remote: source.public.clone() })?;
     Ok(Commit { id, branch: None })
@@ -74,9 +74,9 @@ fn resolve(bare: &Path, source: &Source, rev: &str) -> Outcome<Commit> {
         return Ok(Commit { id, branch: None });
     }
     let hexadecimal = rev.len() >= 7 && rev.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_full(rev) && !has(bare, source, rev)? {
+    if is_full(rev) && !has_commit(bare, source, rev)? {
         // It may be on no branch; not every server hands out such a one.
-        let _ = get(bare, source, &[rev]);
+        let _ = fetch_refs(bare, source, &[rev]);
     }
     let id = if hexadecimal { commit_of(bare, source, rev)? } else { None };
     let missing = || GitFault::NoSuchRev { rev: rev.to_owned(), remote: source.public.clone() };
@@ -93,7 +93,7 @@ fn commit_of(bare: &Path, source: &Source, name: &str) -> Result<Option<String>,
     Ok(id.filter(|_| ran.success))
 }
 
-fn has(bare: &Path, source: &Source, id: &str) -> Result<bool, GitFault> {
+fn has_commit(bare: &Path, source: &Source, id: &str) -> Result<bool, GitFault> {
     let run = Run::without_configuration("look into", source).at(bare);
     Ok(run.args(["cat-file", "-e", &format!("{id}^{{commit}}")]).ask()?.success)
 }

@@ -25,10 +25,10 @@ use crate::fault::{Fault, Outcome, Step};
 pub(crate) use prune::prune;
 pub(crate) use source::Source;
 
-/// How long one run of git may take, and how long one waits for another's fetch.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
-/// A store may be removed between its making and its lock.
-const ATTEMPTS: usize = 8;
+/// Timeout of one run of git, and of waiting for the fetch of another process.
+pub(crate) const GIT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Attempts to lock a store: it may be removed between its creation and its lock.
+const MAX_LOCK_ATTEMPTS: usize = 8;
 
 /// What goes wrong with git.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +110,7 @@ pub(crate) fn prepare(stores: &Directory, source: &str, rev: Option<&str>) -> Ou
 /// A store's directory, made if need be. One that was removed while this waited is made anew.
 fn lock(stores: &Directory, key: &str) -> Outcome<Locked> {
     let path = stores.path_of(key);
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_LOCK_ATTEMPTS {
         match rustix::fs::mkdirat(stores, key, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno).step("make", path.display()),
@@ -118,7 +118,7 @@ fn lock(stores: &Directory, key: &str) -> Outcome<Locked> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let Ok(dir) = stores.open(key, flags) else { continue };
         let lock =
-            Locked::within(dir, Sharing::Exclusive, PATIENCE).step("lock", path.display())?;
+            Locked::within(dir, Sharing::Exclusive, GIT_TIMEOUT).step("lock", path.display())?;
         let lock = lock.ok_or_else(|| Fault::Held(path.display().to_string()))?;
         let mine = rustix::fs::fstat(lock.file()).step("look at", path.display())?.st_ino;
         let there = rustix::fs::statat(stores, key, AtFlags::SYMLINK_NOFOLLOW);

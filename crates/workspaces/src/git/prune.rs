@@ -9,27 +9,27 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::OFlags;
 use stockade_engine::{Directory, Locked, Sharing, draft_name};
 
-use super::checkout::{DRAFT, clear_drafts};
+use super::checkout::{CHECKOUT_DRAFT_PREFIX, clear_drafts};
 use crate::fault::{Outcome, Step};
 use crate::remove::remove;
 use crate::store::tree;
 use crate::tree::names;
 
-/// Longer than making a workspace takes.
-const LATELY: Duration = Duration::from_secs(3600);
-const MARK: &str = ".used";
-const GONE: &str = "gone";
+/// Age below which a checkout is never removed: longer than making a workspace takes.
+const MIN_UNUSED_AGE: Duration = Duration::from_secs(3600);
+const USED_STAMP_SUFFIX: &str = ".used";
+const REMOVED_STORE_PREFIX: &str = "gone";
 
 /// Notes that a checkout was asked for now.
 pub(crate) fn mark(checkout: &Path) -> Outcome<()> {
-    let path = beside(checkout);
+    let path = used_stamp_path(checkout);
     let mark = File::create(&path).step("create", path.display())?;
     mark.set_modified(SystemTime::now()).step("write", path.display())
 }
 
-fn beside(checkout: &Path) -> PathBuf {
+fn used_stamp_path(checkout: &Path) -> PathBuf {
     let mut path = checkout.as_os_str().to_owned();
-    path.push(MARK);
+    path.push(USED_STAMP_SUFFIX);
     path.into()
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn prune(
 ) -> Outcome<usize> {
     let mut removed = 0;
     for name in stores.names().step("list", stores.path().display())? {
-        let half_gone = name.starts_with(&format!(".{GONE}-"));
+        let half_gone = name.starts_with(&format!(".{REMOVED_STORE_PREFIX}-"));
         if !half_gone && !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             continue;
         }
@@ -54,13 +54,13 @@ pub(crate) fn prune(
         };
         if !half_gone {
             clear_drafts(&path)?;
-            let (gone, left) = thin_out(&path, viewed, unused.max(LATELY))?;
+            let (gone, left) = thin_out(&path, viewed, unused.max(MIN_UNUSED_AGE))?;
             removed += gone;
             if left > 0 {
                 continue;
             }
         }
-        let gone = draft_name(GONE);
+        let gone = draft_name(REMOVED_STORE_PREFIX);
         stores.rename(&name, &gone).step("remove", path.display())?;
         remove(stores, gone.as_bytes()).step("remove", path.display())?;
     }
@@ -80,23 +80,23 @@ fn thin_out(store: &Path, viewed: &BTreeSet<PathBuf>, unused: Duration) -> Outco
             left += 1;
             continue;
         }
-        let draft = draft_name(DRAFT);
+        let draft = draft_name(CHECKOUT_DRAFT_PREFIX);
         rustix::fs::renameat(&dir, name, &dir, draft.as_str())
             .step("remove", checkout.display())?;
         remove(&dir, draft.as_bytes()).step("remove", checkout.display())?;
-        let _ = std::fs::remove_file(beside(&checkout));
+        let _ = std::fs::remove_file(used_stamp_path(&checkout));
         gone += 1;
     }
     Ok((gone, left))
 }
 
 fn is_checkout(name: &str) -> bool {
-    name != "store" && !name.starts_with('.') && !name.ends_with(MARK)
+    name != "store" && !name.starts_with('.') && !name.ends_with(USED_STAMP_SUFFIX)
 }
 
 /// How long ago. What cannot be told was just now.
 fn asked_for(checkout: &Path) -> Duration {
-    let noted = beside(checkout).symlink_metadata().or_else(|_| checkout.symlink_metadata());
+    let noted = used_stamp_path(checkout).symlink_metadata().or_else(|_| checkout.symlink_metadata());
     let modified = noted.and_then(|noted| noted.modified()).ok();
     modified.and_then(|at| at.elapsed().ok()).unwrap_or_default()
 }

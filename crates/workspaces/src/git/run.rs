@@ -12,16 +12,16 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::{GitFault, PATIENCE, Source};
+use super::{GitFault, GIT_TIMEOUT, Source};
 use crate::diff::printable;
 
-/// The most of git's answer that is kept.
-const MOST: usize = 1 << 20;
-/// The most of what it says on failure that is told.
-const SAID: usize = 600;
+/// Output of git up to which it is kept.
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
+/// Error message of git up to which it is reported.
+const MAX_MESSAGE_BYTES: usize = 600;
 
-/// Variables of git's that say how to reach a repository, not which one.
-const KEPT: [&str; 9] = [
+/// Variables of git that are inherited: they say how to reach a repository, not which one.
+const INHERITED_GIT_VARS: [&str; 9] = [
     "GIT_SSH",
     "GIT_SSH_COMMAND",
     "GIT_SSH_VARIANT",
@@ -57,7 +57,7 @@ impl<'a> Run<'a> {
             run.command
                 .env("GIT_CONFIG_COUNT", "1")
                 .env("GIT_CONFIG_KEY_0", "credential.helper")
-                .env("GIT_CONFIG_VALUE_0", HELPER)
+                .env("GIT_CONFIG_VALUE_0", CREDENTIAL_HELPER)
                 .env("STOCKADE_GIT_USER", user)
                 .env("STOCKADE_GIT_PASSWORD", password);
         }
@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
         command.current_dir("/");
         for (name, _) in std::env::vars_os() {
             let name_text = name.to_string_lossy();
-            if name_text.starts_with("GIT_") && !KEPT.contains(&&*name_text) {
+            if name_text.starts_with("GIT_") && !INHERITED_GIT_VARS.contains(&&*name_text) {
                 command.env_remove(&name);
             }
         }
@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
         ] {
             command.args(["-c", setting]);
         }
-        Self { command, step, source, limit: PATIENCE }
+        Self { command, step, source, limit: GIT_TIMEOUT }
     }
 
     pub(crate) fn at(mut self, git_dir: &Path) -> Self {
@@ -124,14 +124,14 @@ impl<'a> Run<'a> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.process_group(0).spawn().map_err(|error| {
             let absent = error.kind() == std::io::ErrorKind::NotFound;
-            if absent { GitFault::NotInstalled } else { failed(step, source, &error.to_string()) }
+            if absent { GitFault::NotInstalled } else { git_failure(step, source, &error.to_string()) }
         })?;
         let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
         let in_time = wait(&child, limit);
         if !in_time {
             kill(&child);
         }
-        let status = child.wait().map_err(|error| failed(step, source, &error.to_string()))?;
+        let status = child.wait().map_err(|error| git_failure(step, source, &error.to_string()))?;
         let text = |said: JoinHandle<Vec<u8>>| {
             String::from_utf8_lossy(&said.join().unwrap_or_default()).into_owned()
         };
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
     pub(crate) fn run(self) -> Result<String, GitFault> {
         let (step, source) = (self.step, self.source);
         let ran = self.ask()?;
-        if ran.success { Ok(ran.stdout) } else { Err(failed(step, source, &ran.stderr)) }
+        if ran.success { Ok(ran.stdout) } else { Err(git_failure(step, source, &ran.stderr)) }
     }
 }
 
@@ -160,18 +160,18 @@ fn chooses_ssh(source: &Source) -> bool {
     named || configured()
 }
 
-/// Answers git's question from the environment of this one run.
-const HELPER: &str = "!f() { test \"$1\" = get && printf 'username=%s\\npassword=%s\\n' \
+/// Credential helper that answers git from the environment of this one run.
+const CREDENTIAL_HELPER: &str = "!f() { test \"$1\" = get && printf 'username=%s\\npassword=%s\\n' \
     \"$STOCKADE_GIT_USER\" \"$STOCKADE_GIT_PASSWORD\"; }; f";
 
-fn failed(step: &'static str, source: &Source, said: &str) -> GitFault {
+fn git_failure(step: &'static str, source: &Source, said: &str) -> GitFault {
     let mut said = said.trim().replace(&source.address, &source.public);
     if let Some((_, password)) = source.login.as_ref().filter(|(_, password)| !password.is_empty())
     {
         said = said.replace(password, "***");
     }
     let said = printable(&said).replace('\n', "; ");
-    let said = said[..said.floor_char_boundary(SAID)].to_owned();
+    let said = said[..said.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned();
     GitFault::Failed { step, remote: source.public.clone(), said }
 }
 
@@ -181,7 +181,7 @@ fn drain(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
         let (mut kept, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
         let Some(mut from) = from else { return kept };
         while let Ok(read @ 1..) = from.read(&mut buffer) {
-            let room = MOST.saturating_sub(kept.len()).min(read);
+            let room = MAX_OUTPUT_BYTES.saturating_sub(kept.len()).min(read);
             kept.extend_from_slice(&buffer[..room]);
         }
         kept

@@ -4,8 +4,8 @@ use sha2::{Digest, Sha256};
 
 use super::GitFault;
 
-/// What git may be asked to speak. Others could run programs that an address names.
-const SCHEMES: [&str; 5] = ["https", "http", "ssh", "git", "file"];
+/// Schemes that git may be given. Others could run programs that an address names.
+const ALLOWED_SCHEMES: [&str; 5] = ["https", "http", "ssh", "git", "file"];
 
 /// A repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Source {
         }
         if let Some((scheme, rest)) = given.split_once("://") {
             let scheme = scheme.to_ascii_lowercase();
-            return match SCHEMES.contains(&scheme.as_str()) {
+            return match ALLOWED_SCHEMES.contains(&scheme.as_str()) {
                 true => Ok(Self::url(&scheme, rest)),
                 false => wrong("has a scheme that is not https, http, ssh, git or file"),
             };

@@ -23,12 +23,12 @@ fn each(mechanism: Mechanism) -> (Place, Workspace, std::path::PathBuf) {
     (place, workspace, layer)
 }
 
-const MECHANISMS: [Mechanism; 2] = [Mechanism::Kernel, Mechanism::Copy];
+const ALL_MECHANISMS: [Mechanism; 2] = [Mechanism::Kernel, Mechanism::Copy];
 
 /// Another content of the same length, and a link of the same length, as `touch -r` would leave them.
 #[test]
 fn content_of_the_same_length_that_was_swapped_in_is_not_applied() {
-    for mechanism in MECHANISMS {
+    for mechanism in ALL_MECHANISMS {
         for swap in ["a", "new", "link"] {
             let (place, workspace, layer) = each(mechanism);
             write(layer.join("a"), "shown!!\n");
@@ -57,7 +57,7 @@ fn content_of_the_same_length_that_was_swapped_in_is_not_applied() {
 /// whichever instant it is read at.
 #[test]
 fn content_that_is_swapped_while_it_is_applied_never_arrives() {
-    for mechanism in MECHANISMS {
+    for mechanism in ALL_MECHANISMS {
         let mut applied = 0;
         for _ in 0..40 {
             let (place, workspace, layer) = each(mechanism);
@@ -216,7 +216,7 @@ fn unknown_dot_names_are_held_back_and_reviewed_ones_pass() {
 
 /// Mode 0400: its names can be listed, and nothing in it can be looked at.
 fn closed(mode_bits: u32) {
-    for mechanism in MECHANISMS {
+    for mechanism in ALL_MECHANISMS {
         let (place, workspace, layer) = each(mechanism);
         write(layer.join("closed/inside"), "x");
         write(layer.join("closed/.hidden"), "x");

@@ -34,7 +34,7 @@ fn poison(dir: &Path, outside: &Path) {
     write(dir.join(".ENVRC"), "evil");
 }
 
-const HARMLESS: [&str; 9] =
+const HARMLESS_NAMES: [&str; 9] =
     [" ", "-rf", "Case", "bad\\xff\\x1b[31mname", "case", "hard", "loop-a", "loop-b", "sparse"];
 
 #[test]
@@ -61,8 +61,8 @@ fn a_hostile_tree_is_told_and_applied_without_touching_anything_outside() {
         assert!(!patch.contains("secret\n+") && !patch.contains("root:"), "{patch}");
         let applied = place.applied(&workspace.id);
         let names: Vec<_> = applied.applied.iter().map(ToString::to_string).collect();
-        assert_eq!(names.len(), HARMLESS.len() + 1, "{names:?}");
-        for name in HARMLESS {
+        assert_eq!(names.len(), HARMLESS_NAMES.len() + 1, "{names:?}");
+        for name in HARMLESS_NAMES {
             assert!(names.iter().any(|applied| applied == name), "{name}: {names:?}");
         }
         let sparse = fs::metadata(place.source().join("sparse")).unwrap();

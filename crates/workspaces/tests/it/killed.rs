@@ -16,10 +16,10 @@ use stockade_workspaces::{Application, ApplyOptions};
 
 type Picture = BTreeMap<PathBuf, String>;
 
-const STATE: &str = "STOCKADE_TEST_STATE";
-const ID: &str = "STOCKADE_TEST_WORKSPACE";
+const STATE_DIR_VAR: &str = "STOCKADE_TEST_STATE";
+const WORKSPACE_ID_VAR: &str = "STOCKADE_TEST_WORKSPACE";
 /// How often `apply` is killed where nothing waits for a disk.
-const KILLS: u32 = 200;
+const KILLS_IN_MEMORY: u32 = 200;
 /// How often where files are flushed to one.
 const KILLS_ON_DISK: u32 = 20;
 
@@ -71,7 +71,7 @@ fn after(base: &Path) -> Picture {
 /// Not a test of its own: what the others start and kill.
 #[test]
 fn victim() {
-    let (Ok(state), Ok(id)) = (std::env::var(STATE), std::env::var(ID)) else { return };
+    let (Ok(state), Ok(id)) = (std::env::var(STATE_DIR_VAR), std::env::var(WORKSPACE_ID_VAR)) else { return };
     println!("opening");
     let workspaces = common::open(Path::new(&state));
     println!("begun");
@@ -84,8 +84,8 @@ fn victim() {
 fn start(place: &Place, id: &WorkspaceId, until: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "killed::victim", "--nocapture"])
-        .env(STATE, place.dir.path().join("state"))
-        .env(ID, id.as_str())
+        .env(STATE_DIR_VAR, place.dir.path().join("state"))
+        .env(WORKSPACE_ID_VAR, id.as_str())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -178,7 +178,7 @@ fn end(mut child: Child, after: u64) {
 
 #[test]
 fn the_tree_is_before_or_after_whenever_it_is_killed() {
-    let tally = kill(&memory(), KILLS);
+    let tally = kill(&memory(), KILLS_IN_MEMORY);
     assert!(tally.before > 0 && tally.after > 0 && tally.midway > 0, "{tally:?}");
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::common::{Place, inside, memory, ordinary, picture, write};
 
-const ROUNDS: u64 = 40;
+const ROUND_COUNT: u64 = 40;
 
 /// Numbers that are the same in every run.
 struct Numbers(u64);
@@ -72,7 +72,7 @@ fn done(place: &Place, id: &stockade_core::WorkspaceId, looks: &Path, script: &s
 
 #[test]
 fn what_was_done_to_a_copy_is_done_to_the_tree() {
-    for round in 1..=ROUNDS {
+    for round in 1..=ROUND_COUNT {
         let (place, mut numbers) = (Place::on(&memory()), Numbers(round * 7919));
         furnish(&place.source(), &mut numbers);
         let workspace = place.copied();
@@ -88,7 +88,7 @@ fn what_was_done_to_a_copy_is_done_to_the_tree() {
 
 #[test]
 fn what_was_done_through_the_kernels_overlay_is_done_to_the_tree() {
-    for round in 1..=ROUNDS {
+    for round in 1..=ROUND_COUNT {
         let (place, mut numbers) = (Place::on(&memory()), Numbers(round * 104_729));
         furnish(&place.source(), &mut numbers);
         let workspace = place.overlay();

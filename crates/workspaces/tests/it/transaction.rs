@@ -436,14 +436,14 @@ fn access_list() -> Vec<u8> {
 
 #[test]
 fn a_replaced_file_keeps_the_users_notes_and_whom_they_let_in() {
-    const LIST: &str = "system.posix_acl_access";
+    const ACCESS_ACL_XATTR: &str = "system.posix_acl_access";
     for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
         let place = Place::new();
         furnish(&place.source());
         let a = place.source().join("a");
         let set = |name, value: &[u8]| setxattr(&a, name, value, XattrFlags::empty()).unwrap();
         set("user.note", b"mine");
-        set(LIST, &access_list());
+        set(ACCESS_ACL_XATTR, &access_list());
         let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
         let layer = match mechanism {
             Mechanism::Kernel => place.upper(&workspace.id),
@@ -456,7 +456,7 @@ fn a_replaced_file_keeps_the_users_notes_and_whom_they_let_in() {
         let mut value = [0; 256];
         let mut get = |name| getxattr(&a, name, &mut value[..]).map(|read| value[..read].to_vec());
         assert_eq!(get("user.note").unwrap(), b"mine");
-        assert_eq!(get(LIST).unwrap(), access_list(), "{mechanism:?}");
+        assert_eq!(get(ACCESS_ACL_XATTR).unwrap(), access_list(), "{mechanism:?}");
     }
 }
 

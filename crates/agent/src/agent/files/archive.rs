@@ -14,7 +14,7 @@ use super::{Failure, Result, Roots, resolve};
 use crate::protocol::FileErrorKind;
 
 /// The deepest tree that is archived: each level holds a descriptor.
-const DEPTH: usize = 256;
+const MAX_TREE_DEPTH: usize = 256;
 
 /// Writes the archive. The entries of a directory are named from inside it; a file by its own name.
 pub fn archive(roots: &Roots, path: &str, output: File) -> Result<()> {
@@ -43,7 +43,7 @@ struct Archive<'a, W: Write> {
 
 impl<W: Write> Archive<'_, W> {
     fn tree(&mut self, dir: &OwnedFd, inside: &str, depth: usize) -> Result<()> {
-        if depth > DEPTH {
+        if depth > MAX_TREE_DEPTH {
             return Err(Failure::because(inside, FileErrorKind::TooLarge, "lies too deep"));
         }
         for item in Dir::read_from(dir).map_err(|errno| Failure::new(inside, errno))? {

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use crate::protocol::{FileErrorKind, FromAgent};
 
-/// The most of a path that is repeated.
-const QUOTED: usize = 8192;
+/// The most of a path that is repeated in a message.
+const MAX_QUOTED_BYTES: usize = 8192;
 
 /// Why a file operation failed.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Failure {
 
     fn build(kind: FileErrorKind, errno: i32, path: &str, detail: String) -> Self {
         // A zero byte cannot travel as text; archives can hold names with one.
-        let path = path[..path.floor_char_boundary(QUOTED)].replace('\0', "\\0");
+        let path = path[..path.floor_char_boundary(MAX_QUOTED_BYTES)].replace('\0', "\\0");
         Self { kind, errno, path, detail: detail.replace('\0', "\\0") }
     }
 

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use super::mounts::is_mount_point;
 use super::{Failure, Result, Roots};
 
-/// Deeper than this, a directory is moved up to the top before it is emptied.
-const DEPTH: usize = 64;
+/// The depth from which a directory is moved up to the top before it is emptied.
+const MAX_OPEN_DEPTH: usize = 64;
 /// How often a directory is emptied that others keep filling.
-const ROUNDS: usize = 1000;
+const MAX_EMPTY_ROUNDS: usize = 1000;
 
 /// Removes everything at a path. Succeeds when nothing is there.
 pub fn remove(roots: &Roots, path: &str) -> Result<()> {
@@ -75,7 +75,7 @@ impl Removal {
     }
 
     fn tree(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
-        if depth >= DEPTH
+        if depth >= MAX_OPEN_DEPTH
             && let Some(top) = &self.top
         {
             self.moved += 1;
@@ -89,7 +89,7 @@ impl Removal {
         if self.top.is_none() {
             self.top = Some(rustix::io::fcntl_dupfd_cloexec(&dir, 3)?);
         }
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_EMPTY_ROUNDS {
             self.empty(&dir, depth)?;
             match unlinkat(parent, name, AtFlags::REMOVEDIR) {
                 // Others add to it, or what lay too deep was moved into it.

@@ -7,8 +7,8 @@ use rustix::io::Errno;
 
 use super::{Failure, Result, walk};
 
-/// How often to try again when the kernel could not decide because something was being moved.
-const TRIES: usize = 64;
+/// How often a path is resolved when the kernel could not decide because something was being moved.
+const MAX_RESOLVE_ATTEMPTS: usize = 64;
 
 /// The two trees that paths name.
 pub struct Roots {
@@ -19,7 +19,7 @@ pub struct Roots {
 impl Roots {
     /// Opens `/` and the workspace's directory.
     pub fn open(workspace: &str) -> rustix::io::Result<Self> {
-        let open = |path| openat(CWD, path, DIR, Mode::empty());
+        let open = |path| openat(CWD, path, DIRECTORY_FLAGS, Mode::empty());
         Ok(Self { system: open("/")?, workspace: open(workspace)? })
     }
 
@@ -39,7 +39,7 @@ impl Roots {
 
     /// Opens a directory, only to start from.
     pub fn dir(&self, path: &str) -> Result<OwnedFd> {
-        self.file(path, DIR, Mode::empty())
+        self.file(path, DIRECTORY_FLAGS, Mode::empty())
     }
 
     /// Opens what is at a path, a symbolic link itself included, only to look at.
@@ -54,8 +54,8 @@ impl Roots {
     }
 }
 
-/// What is enough to start from, and refuses anything but a directory.
-const DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Flags that are enough to start from, and refuse anything but a directory.
+const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Opens a path that may not leave this directory.
 pub fn beneath(dir: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
@@ -77,7 +77,7 @@ fn resolve(
 ) -> rustix::io::Result<OwnedFd> {
     let within = within | ResolveFlags::NO_MAGICLINKS;
     let mut result = Err(Errno::AGAIN);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_RESOLVE_ATTEMPTS {
         result = open_beneath(&dir, path, flags | OFlags::CLOEXEC, mode, within);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;

@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, readlinkat};
 use rustix::io::{Errno, Result};
 
-/// What the kernel itself allows on one path.
-const MOST_LINKS: usize = 40;
+/// The most symbolic links on one path, as in the kernel.
+const MAX_SYMLINKS: usize = 40;
 
-const STEP: OFlags =
+const STEP_FLAGS: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Opens what `openat2` would open with the same arguments: `BENEATH` refuses what leads out with
@@ -85,7 +85,7 @@ impl Walk<'_> {
                 name => match self.link(name)? {
                     Some(target) => self.take(&target)?,
                     None if last => return self.last(name, flags, mode),
-                    None => self.inside.push(openat(self.here(), name, STEP, Mode::empty())?),
+                    None => self.inside.push(openat(self.here(), name, STEP_FLAGS, Mode::empty())?),
                 },
             }
         }
@@ -99,7 +99,7 @@ impl Walk<'_> {
             Ok(target) => {
                 self.links += 1;
                 let target = target.into_string().map_err(|_| Errno::ILSEQ)?;
-                if self.links > MOST_LINKS { Err(Errno::LOOP) } else { Ok(Some(target)) }
+                if self.links > MAX_SYMLINKS { Err(Errno::LOOP) } else { Ok(Some(target)) }
             }
             // Not a link, or nothing yet: opening it tells.
             Err(Errno::INVAL | Errno::NOENT) => Ok(None),
@@ -149,7 +149,7 @@ mod tests {
         dir
     }
 
-    const PATHS: &[&str] = &[
+    const TEST_PATHS: &[&str] = &[
         ".",
         "",
         "/",
@@ -190,11 +190,11 @@ mod tests {
     #[test]
     fn every_path_leads_where_openat2_leads_and_is_refused_as_there() {
         let dir = tree();
-        let root = openat(CWD, dir.path().join("root"), STEP, Mode::empty()).unwrap();
+        let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
         let ways = [OFlags::PATH, OFlags::RDONLY, OFlags::PATH | OFlags::NOFOLLOW];
         let withins = [ResolveFlags::BENEATH, ResolveFlags::IN_ROOT];
         let told = |opened: Result<OwnedFd>| opened.and_then(|fd| Ok(fstat(&fd)?.st_ino));
-        for path in PATHS {
+        for path in TEST_PATHS {
             for (flags, within) in ways.iter().flat_map(|f| withins.map(|w| (*f, w))) {
                 let flags = flags | OFlags::CLOEXEC;
                 let theirs = openat2(&root, *path, flags, Mode::empty(), within);
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_file_is_made_where_a_path_says_and_nowhere_else() {
         let dir = tree();
-        let root = openat(CWD, dir.path().join("root"), STEP, Mode::empty()).unwrap();
+        let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
         let make = |path| open(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
         make("todir/new").unwrap();

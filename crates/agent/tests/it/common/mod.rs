@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use stockade_agent::client::AgentClient;
 use stockade_core::{Command, Exit, ExitStatus, Process, ProcessEvent, SandboxPath, StreamId};
 
-/// No test takes longer.
-pub const LIMIT: Duration = Duration::from_secs(30);
+/// The time in which every test ends.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs a test that must end in time.
 pub fn test<F: Future<Output = ()>>(body: F) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(LIMIT, body).await.expect("too slow") });
+    runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, body).await.expect("too slow") });
 }
 
 /// An agent and the workspace it works in.
@@ -30,14 +30,14 @@ pub struct Agent {
 impl Agent {
     /// Starts one, and returns the other end of its pipe.
     pub fn start() -> (Self, UnixStream) {
-        Self::start_by(&mut std::process::Command::new(AGENT))
+        Self::start_by(&mut std::process::Command::new(AGENT_PROGRAM))
     }
 
     /// Starts one as the first process of a pid namespace.
     pub fn start_as_init() -> (Self, UnixStream) {
         let mut command = std::process::Command::new("unshare");
         command.args(["--user", "--map-root-user", "--pid", "--mount-proc", "--fork"]);
-        Self::start_by(command.args(["--kill-child", AGENT]))
+        Self::start_by(command.args(["--kill-child", AGENT_PROGRAM]))
     }
 
     /// Starts one that has a file and a directory of the host mounted at these two paths of its workspace.
@@ -47,14 +47,14 @@ impl Agent {
         let script = r#"cd "$3" && mkdir -p "$DIRECTORY" && touch "$FILE" &&
             mount --bind /etc/hosts "$FILE" && mount --bind /etc "$DIRECTORY" && exec "$@""#;
         command.env("FILE", file).env("DIRECTORY", directory);
-        command.args(["sh", "-c", script, "sh", AGENT]);
+        command.args(["sh", "-c", script, "sh", AGENT_PROGRAM]);
         Self::start_by(&mut command)
     }
 
     /// Starts one that has given up gaining privileges, as behind any walls.
     pub fn start_without_privileges() -> (Self, UnixStream) {
         let mut command = std::process::Command::new("setpriv");
-        Self::start_by(command.args(["--no-new-privs", AGENT]))
+        Self::start_by(command.args(["--no-new-privs", AGENT_PROGRAM]))
     }
 
     fn start_by(command: &mut std::process::Command) -> (Self, UnixStream) {
@@ -79,7 +79,7 @@ impl Agent {
 
     /// Waits for its end.
     pub fn wait(&mut self) -> HostStatus {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + TEST_TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -97,7 +97,7 @@ impl Drop for Agent {
     }
 }
 
-const AGENT: &str = env!("CARGO_BIN_EXE_stockade-agent");
+const AGENT_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade-agent");
 
 /// An agent with a client connected to it.
 pub async fn connected() -> (Agent, AgentClient) {
@@ -172,7 +172,7 @@ pub fn is_alive(pid: i32) -> bool {
 
 /// Waits until a condition holds.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT / 2;
+    let end = Instant::now() + TEST_TIMEOUT / 2;
     while !holds() {
         assert!(Instant::now() < end, "it never came to be that {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;

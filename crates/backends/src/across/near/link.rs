@@ -26,19 +26,19 @@ use crate::across::pour;
 use crate::across::tree::{Conflict, Tree, TreeError};
 use crate::across::words::{Ask, Tell};
 
-/// How often the other side hears something.
-const BEAT: Duration = Duration::from_secs(2);
+/// Interval of the heartbeat that the other side hears.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a request may take until its answer, and how long with all that is transferred for it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long the other side may take to read one frame, with those that wait before it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many frames may wait in either direction.
-const WAITING: usize = 8;
-/// What of the agent's pipe may wait.
-const PIPE: usize = 256 * 1024;
-/// How much of it travels in one frame.
-const PIECE: usize = 64 * 1024;
+/// Frame queue length in either direction.
+const FRAME_QUEUE_LENGTH: usize = 8;
+/// Buffer of the agent's pipe.
+const PIPE_BUFFER_BYTES: usize = 256 * 1024;
+/// Largest chunk of the agent's pipe in one frame.
+const PIPE_CHUNK_BYTES: usize = 64 * 1024;
 
 /// One end of a workspace, shared with the threads that read and write it.
 pub(crate) type Shared = Arc<Mutex<Tree>>;
@@ -97,10 +97,10 @@ impl Link {
     /// Takes a connection into use.
     pub fn new(peer: Peer, connection: Connection) -> (Arc<Self>, Pipe) {
         let Connection { input, output, carrier } = connection;
-        let (ours, theirs) = duplex(PIPE);
+        let (ours, theirs) = duplex(PIPE_BUFFER_BYTES);
         let (from_client, to_client) = split(theirs);
-        let (out, waiting) = mpsc::channel(WAITING);
-        let (hear, heard) = mpsc::channel(WAITING);
+        let (out, waiting) = mpsc::channel(FRAME_QUEUE_LENGTH);
+        let (hear, heard) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let controls = Controls::default();
         let reader = Reader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
         let carrier: Carrier = Arc::new(Mutex::new(Some(carrier)));
@@ -108,7 +108,7 @@ impl Link {
         let mut tasks = vec![
             writing.abort_handle(),
             tokio::spawn(pump(from_client, out.clone())).abort_handle(),
-            tokio::spawn(beat(out.clone())).abort_handle(),
+            tokio::spawn(send_heartbeats(out.clone())).abort_handle(),
         ];
         let (others, carried) = (tasks.clone(), Arc::clone(&carrier));
         let serving = tokio::spawn(async move {
@@ -158,7 +158,7 @@ impl Link {
 
     /// Says something that is not answered.
     pub async fn say(&self, ask: &Ask) -> Result<()> {
-        self.send(word(ask)?).await
+        self.send(request_frame(ask)?).await
     }
 
     /// The other side may want an execution ended before it is known here whom to tell.
@@ -170,7 +170,7 @@ impl Link {
     pub fn control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
         let mut controls = lock(&self.controls);
         if let Some(Slot::Doomed) = controls.insert(execution, Slot::Running(Arc::clone(control))) {
-            end(&mut controls, execution);
+            end_execution(&mut controls, execution);
         }
     }
 
@@ -205,7 +205,7 @@ impl Link {
         let (goes_on, until) = oneshot::channel();
         let mut turn = self.turn().await;
         turn.open = true;
-        let ask = word(&Ask::StandStill)?.encode().map_err(|_| self.lost(operation))?;
+        let ask = request_frame(&Ask::StandStill)?.encode().map_err(|_| self.lost(operation))?;
         self.out.send(Item::Last(ask, until)).await.map_err(|_| self.lost(operation))?;
         let told = turn.hear(operation, None, &mut None).await?;
         turn.open = false;
@@ -225,7 +225,7 @@ impl Link {
     }
 }
 
-fn word(ask: &Ask) -> Result<Frame> {
+fn request_frame(ask: &Ask) -> Result<Frame> {
     let text = serde_json::to_vec(ask).map_err(|error| {
         Error::new(ErrorCode::Invalid, "send", "the request has no written form").source(error)
     })?;
@@ -276,7 +276,7 @@ impl Turn {
             waiting = Instant::now();
         }
         self.deadline.excuse(waiting.elapsed());
-        packing.await.map_err(thread)?.map_err(|error| self.not_read(error))?;
+        packing.await.map_err(thread_error)?.map_err(|error| self.not_read(error))?;
         Ok(any)
     }
 
@@ -302,7 +302,7 @@ impl Turn {
             None => Ok(Vec::new()),
             Some((pieces, taken)) => {
                 drop(pieces);
-                taken.await.map_err(thread)?.map_err(|error| self.not_placed(error))
+                taken.await.map_err(thread_error)?.map_err(|error| self.not_placed(error))
             }
         };
         let tell = told?;
@@ -327,7 +327,7 @@ impl Turn {
                 Some(Heard::Tell(tell)) => return Ok(tell),
                 Some(Heard::Tree(piece)) => {
                     let Some(tree) = tree else { return Err(self.broken(operation)) };
-                    let (pieces, _) = taking.get_or_insert_with(|| take(tree));
+                    let (pieces, _) = taking.get_or_insert_with(|| spawn_unpacking(tree));
                     let bytes = piece.len();
                     // What is wrong with it is said at the end. Only what is taken earns time.
                     if self.deadline.within(pieces.send(piece)).await.map_err(slow)?.is_ok() {
@@ -364,18 +364,18 @@ impl Drop for Turn {
     }
 }
 
-fn take(tree: &Shared) -> Taking {
+fn spawn_unpacking(tree: &Shared) -> Taking {
     let (pieces, source) = pour::source();
     let tree = Arc::clone(tree);
     (pieces, tokio::task::spawn_blocking(move || lock(&tree).take(source)))
 }
 
-fn thread(error: tokio::task::JoinError) -> Error {
+fn thread_error(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::System, "copy the workspace", "a thread ended").source(error)
 }
 
 /// Ends an execution, once; whether it worked is seen on the other side.
-fn end(controls: &mut HashMap<u32, Slot>, execution: u32) {
+fn end_execution(controls: &mut HashMap<u32, Slot>, execution: u32) {
     let Some(slot) = controls.get_mut(&execution) else { return };
     match slot {
         Slot::Expected | Slot::Doomed => *slot = Slot::Doomed,
@@ -389,7 +389,7 @@ fn end(controls: &mut HashMap<u32, Slot>, execution: u32) {
 }
 
 async fn write(mut waiting: mpsc::Receiver<Item>, mut input: impl AsyncWrite + Unpin) {
-    let Some(go_on) = word(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else { return };
+    let Some(go_on) = request_frame(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else { return };
     while let Some(item) = waiting.recv().await {
         let (bytes, until) = match item {
             Item::Frame(bytes) => (bytes, None),
@@ -413,7 +413,7 @@ async fn write_in_time(input: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> b
 
 async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Item>) {
     loop {
-        let mut piece = Vec::with_capacity(PIECE);
+        let mut piece = Vec::with_capacity(PIPE_CHUNK_BYTES);
         let read = pipe.read_buf(&mut piece).await.unwrap_or(0);
         let Ok(bytes) = Frame::Agent(piece.into()).encode() else { return };
         if read == 0 || out.send(Item::Frame(bytes)).await.is_err() {
@@ -422,10 +422,10 @@ async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Item>) {
     }
 }
 
-async fn beat(out: mpsc::Sender<Item>) {
+async fn send_heartbeats(out: mpsc::Sender<Item>) {
     let Ok(bytes) = Frame::Beat.encode() else { return };
     loop {
-        tokio::time::sleep(BEAT).await;
+        tokio::time::sleep(HEARTBEAT_INTERVAL).await;
         if out.send(Item::Frame(bytes.clone())).await.is_err() {
             return;
         }
@@ -477,7 +477,7 @@ impl Reader {
     async fn word(&mut self, text: &[u8]) -> bool {
         match serde_json::from_slice(text) {
             Ok(Tell::Kill { execution }) => {
-                end(&mut lock(&self.controls), execution);
+                end_execution(&mut lock(&self.controls), execution);
                 true
             }
             Ok(tell) => self.hear.send(Heard::Tell(tell)).await.is_ok(),

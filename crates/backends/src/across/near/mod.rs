@@ -28,10 +28,10 @@ pub(crate) use bridge::Bridge;
 use link::{Link, Pipe, Shared};
 pub(crate) use sandbox::{FarSandbox, Numbers};
 
-/// How long the agent there may take to say its first word.
-const DEADLINE: Duration = Duration::from_secs(15);
-/// What may come back at once where nothing bounds what the guest may write.
-const MOST: u64 = 1 << 40;
+/// Timeout of the handshake with the agent there.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Growth limit of a workspace that comes back from a guest without a disk limit.
+const MAX_GROWTH_BYTES: u64 = 1 << 40;
 
 /// Who is on the other side, as messages call it.
 #[derive(Clone)]
@@ -80,7 +80,7 @@ pub(crate) fn check_workspace(backend: &BackendName, admitted: &Admitted) -> Res
 
 /// The caller's own copy, if the workspace is a directory.
 fn workspace(backend: &BackendName, admitted: &Admitted) -> Result<Option<Shared>> {
-    let growth = admitted.limits().disk.map_or(MOST, |disk| disk.0);
+    let growth = admitted.limits().disk.map_or(MAX_GROWTH_BYTES, |disk| disk.0);
     let unusable = |path: &HostPath, error| {
         let message = format!("workspace: `{path}` cannot be used");
         Error::new(ErrorCode::Invalid, "create", message)
@@ -138,7 +138,7 @@ pub(crate) async fn take_over(
     let carried = used.carried();
     let channels: Vec<u32> = carried.iter().map(|program| program.channel).collect();
     let (client, processes) =
-        AgentClient::take_over(reader, writer, DEADLINE, used.channels, &channels).await?;
+        AgentClient::take_over(reader, writer, HANDSHAKE_TIMEOUT, used.channels, &channels).await?;
     let (user, used) = (Native::user(admitted.spec()), used.executions);
     let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, used);
     sandbox.carry(carried.into_iter().zip(processes).collect());
@@ -178,5 +178,5 @@ async fn request(
 
 async fn connect(pipe: Pipe) -> Result<AgentClient> {
     let (reader, writer) = tokio::io::split(pipe);
-    AgentClient::connect_halves(reader, writer, DEADLINE).await
+    AgentClient::connect_halves(reader, writer, HANDSHAKE_TIMEOUT).await
 }

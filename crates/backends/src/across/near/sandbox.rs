@@ -291,13 +291,13 @@ impl Watched {
             let verdict = match told {
                 Ok(Tell::Judged(verdict)) => verdict,
                 Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
-                    return lost(exit, "the other side does not say how it ended");
+                    return lost_exit(exit, "the other side does not say how it ended");
                 }
-                Err(error) => return lost(exit, error.message()),
+                Err(error) => return lost_exit(exit, error.message()),
             };
             match bridge.together() {
                 // What a program that was ended half-way leaves is told of at the end.
-                Err(error) if verdict.limit.is_none() => lost(exit, error.message()),
+                Err(error) if verdict.limit.is_none() => lost_exit(exit, error.message()),
                 Ok(()) | Err(_) => verdict.over(exit),
             }
         })
@@ -305,7 +305,7 @@ impl Watched {
 }
 
 /// A program whose changes are not here has not come to its end for whoever asked for it.
-fn lost(exit: Exit, why: &str) -> Exit {
+fn lost_exit(exit: Exit, why: &str) -> Exit {
     let status = match &exit.status {
         ExitStatus::Exited(code) => ExitStatus::Lost(format!("{why}; it had exited with {code}")),
         ExitStatus::Signalled(signal) => {

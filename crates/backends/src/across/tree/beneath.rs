@@ -10,18 +10,18 @@ use rustix::io::Errno;
 
 use super::{Side, TreeError};
 
-/// How often to try again when the kernel could not decide because something was being moved.
-const TRIES: usize = 64;
+/// Attempts to resolve a path when the kernel reports a concurrent rename (`EAGAIN`).
+const RESOLVE_ATTEMPTS: usize = 64;
 
-const WITHIN: ResolveFlags =
+const BENEATH_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// Opens a path from this directory on.
 pub(super) fn open(dir: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut result = Err(Errno::AGAIN);
-    for _ in 0..TRIES {
-        result = openat2(&dir, path, flags | OFlags::CLOEXEC, mode, WITHIN);
+    for _ in 0..RESOLVE_ATTEMPTS {
+        result = openat2(&dir, path, flags | OFlags::CLOEXEC, mode, BENEATH_FLAGS);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }

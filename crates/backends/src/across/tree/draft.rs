@@ -16,8 +16,8 @@ use super::holes;
 
 /// A name that nobody else uses.
 pub(super) fn name() -> OsString {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    static NEXT_DRAFT_NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);
     format!(".stockade-{}-{number}", std::process::id()).into()
 }
 
@@ -53,7 +53,7 @@ pub(super) fn fill<R: Read>(
     mut room: impl FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let size = entry.size();
-    if entry.header().entry_type().as_byte() == holes::HOLES {
+    if entry.header().entry_type().as_byte() == holes::SPARSE_ENTRY_TYPE {
         holes::fill(file, entry, room)?;
     } else {
         room(holes::rounded(size))?;

@@ -8,16 +8,16 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// The kind of its entry: one of those that archives leave to their makers.
-pub(super) const HOLES: u8 = b'H';
-/// The most pieces: what lies between further ones travels with them.
-const PIECES: usize = 4096;
-/// What stands before each piece: where it belongs, and how long it is.
-const HEAD: u64 = 16;
-/// How much is read at once.
-const CHUNK: usize = 64 * 1024;
-/// What a file system gives out at the least.
-const BLOCK: u64 = 4096;
+/// Entry type of a sparse file: one of those that archives leave to their makers.
+pub(super) const SPARSE_ENTRY_TYPE: u8 = b'H';
+/// Most segments of data of a sparse file: the last one takes the rest of the file, holes included.
+const MAX_SEGMENTS: usize = 4096;
+/// Header of each segment: its offset and its length.
+const SEGMENT_HEADER_BYTES: u64 = 16;
+/// Largest chunk that is read at once.
+const READ_CHUNK_BYTES: usize = 64 * 1024;
+/// Block size of a file system: the least that it allocates.
+const FS_BLOCK_BYTES: u64 = 4096;
 
 /// The pieces of a file that take room, in order; nothing if it has no holes.
 pub(super) fn pieces(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
@@ -30,7 +30,7 @@ pub(super) fn pieces(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)
             start => start?,
         };
         let end = match seek(file, SeekFrom::Hole(start)) {
-            _ if found.len() + 1 == PIECES => size,
+            _ if found.len() + 1 == MAX_SEGMENTS => size,
             Err(Errno::NXIO) => size,
             end => end?.min(size),
         };
@@ -46,7 +46,7 @@ pub(super) fn pieces(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)
 
 /// How long its entry is.
 pub(super) fn length(pieces: &[(u64, u64)]) -> u64 {
-    pieces.iter().map(|(_, length)| HEAD + length).sum::<u64>() + 8
+    pieces.iter().map(|(_, length)| SEGMENT_HEADER_BYTES + length).sum::<u64>() + 8
 }
 
 /// What its entry has in it. Each piece is as long as was said, whatever happens to the file meanwhile.
@@ -108,21 +108,21 @@ pub(super) fn fill(
         let end = at.checked_add(length).filter(|end| at >= behind && *end <= size);
         behind = end.ok_or(io::ErrorKind::InvalidData)?;
         room(rounded(length))?;
-        put(file, from, at, length)?;
+        write_segment(file, from, at, length)?;
     }
     Ok(())
 }
 
 /// What so many bytes take.
 pub(super) fn rounded(length: u64) -> u64 {
-    length.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX)
+    length.checked_next_multiple_of(FS_BLOCK_BYTES).unwrap_or(u64::MAX)
 }
 
-fn put(file: &File, from: &mut impl Read, mut at: u64, length: u64) -> io::Result<()> {
-    let mut chunk = vec![0; CHUNK];
+fn write_segment(file: &File, from: &mut impl Read, mut at: u64, length: u64) -> io::Result<()> {
+    let mut chunk = vec![0; READ_CHUNK_BYTES];
     let mut left = length;
     while left > 0 {
-        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(READ_CHUNK_BYTES);
         let piece = &mut chunk[..wanted];
         from.read_exact(piece)?;
         file.write_all_at(piece, at)?;

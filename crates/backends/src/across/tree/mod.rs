@@ -28,13 +28,14 @@ use stamp::Stamp;
 /// Paths from the root, and how each looked.
 type Manifest = BTreeMap<OsString, Stamp>;
 
-/// The most entries of a tree, and the most bytes of all their paths: both ends remember them.
-const ENTRIES: usize = 1_000_000;
-const PATHS: usize = 64 << 20;
-/// The most conflicts that are told of: both ends have lost each other long before.
-const CONFLICTS: usize = 4096;
-/// What an archive may have beside the files in it: its own words.
-const WORDS: u64 = 256 << 20;
+/// Most entries of a tree: both ends keep them in memory.
+const MAX_TREE_ENTRIES: usize = 1_000_000;
+/// Most bytes of all paths of a tree together, which both ends keep too.
+const MAX_TOTAL_PATH_BYTES: usize = 64 << 20;
+/// Most conflicts that are reported: with more, the two ends have diverged long before.
+const MAX_CONFLICTS: usize = 4096;
+/// Overhead of an archive beside the files in it: its headers.
+const ARCHIVE_OVERHEAD_BYTES: u64 = 256 << 20;
 
 /// Which of the two copies this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +181,7 @@ impl Tree {
     /// The longest archive that can be in order: everything there is and may get, and its own words.
     fn longest(&self) -> u64 {
         let sizes = self.base.values().map(Stamp::size);
-        sizes.fold(self.growth.saturating_add(WORDS), u64::saturating_add)
+        sizes.fold(self.growth.saturating_add(ARCHIVE_OVERHEAD_BYTES), u64::saturating_add)
     }
 }
 
@@ -195,11 +196,11 @@ impl Count {
     fn add(&mut self, path: &Path) -> Result<(), TreeError> {
         self.entries += 1;
         self.paths += path.as_os_str().len();
-        if self.entries > ENTRIES {
-            return Err(TreeError::TooLarge(format!("{ENTRIES} files")));
+        if self.entries > MAX_TREE_ENTRIES {
+            return Err(TreeError::TooLarge(format!("{MAX_TREE_ENTRIES} files")));
         }
-        if self.paths > PATHS {
-            return Err(TreeError::TooLarge(format!("{PATHS} bytes in the paths of its files")));
+        if self.paths > MAX_TOTAL_PATH_BYTES {
+            return Err(TreeError::TooLarge(format!("{MAX_TOTAL_PATH_BYTES} bytes in the paths of its files")));
         }
         Ok(())
     }

@@ -10,12 +10,12 @@ use std::path::Path;
 use rustix::fs::{OFlags, fstat, readlinkat};
 use tar::{Builder, EntryType, Header};
 
-use super::holes::{self, HOLES};
+use super::holes::{self, SPARSE_ENTRY_TYPE};
 use super::stamp::{Kind, Stamp};
 use super::{Manifest, Tree, TreeError, beneath};
 
-/// The kind of an entry that is gone: one of those that archives leave to their makers.
-pub(super) const GONE: u8 = b'R';
+/// Entry type of a removed file: one of those that archives leave to their makers.
+pub(super) const REMOVED_ENTRY_TYPE: u8 = b'R';
 
 /// Writes the archive, or nothing at all if nothing has changed. Answers the path of each entry.
 pub(super) fn pack(
@@ -23,7 +23,7 @@ pub(super) fn pack(
     now: &Manifest,
     out: impl Write,
 ) -> Result<Vec<OsString>, TreeError> {
-    let gone = gone(&tree.base, now);
+    let gone = removed_paths(&tree.base, now);
     let fresh: Vec<_> =
         now.iter().filter(|(path, stamp)| tree.base.get(*path) != Some(*stamp)).collect();
     if gone.is_empty() && fresh.is_empty() {
@@ -31,7 +31,7 @@ pub(super) fn pack(
     }
     let mut archive = Archive { tree, builder: Builder::new(out), entries: Vec::new() };
     for path in gone {
-        let mut header = header(EntryType::new(GONE), 0, 0);
+        let mut header = header(EntryType::new(REMOVED_ENTRY_TYPE), 0, 0);
         archive.append(&mut header, path.as_bytes(), io::empty())?;
     }
     for (path, stamp) in fresh {
@@ -42,7 +42,7 @@ pub(super) fn pack(
 }
 
 /// What was there and is not, or is something else now; what lies deepest comes first.
-fn gone<'a>(base: &'a Manifest, now: &Manifest) -> Vec<&'a OsString> {
+fn removed_paths<'a>(base: &'a Manifest, now: &Manifest) -> Vec<&'a OsString> {
     let is_gone = |path: &OsString, was: &Stamp| {
         now.get(path).is_none_or(|is| (is.kind == Kind::Directory) != (was.kind == Kind::Directory))
     };
@@ -94,7 +94,7 @@ impl<W: Write> Archive<'_, W> {
         let pieces = holes::pieces(&file, size).map_err(fail)?;
         let (kind, length) = match &pieces {
             None => (EntryType::Regular, size),
-            Some(pieces) => (EntryType::new(HOLES), holes::length(pieces)),
+            Some(pieces) => (EntryType::new(SPARSE_ENTRY_TYPE), holes::length(pieces)),
         };
         let mut header = header(kind, stamp.mode, length);
         header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));

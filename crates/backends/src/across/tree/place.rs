@@ -15,16 +15,16 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tar::{Entry, EntryType};
 
-use super::holes::HOLES;
-use super::pack::{GONE, path};
-use super::stamp::{Kind, MODE, Stamp};
-use super::{CONFLICTS, Conflict, Count, Tree, TreeError, beneath, draft, shown};
+use super::holes::SPARSE_ENTRY_TYPE;
+use super::pack::{REMOVED_ENTRY_TYPE, path};
+use super::stamp::{Kind, PERMISSION_BITS, Stamp};
+use super::{MAX_CONFLICTS, Conflict, Count, Tree, TreeError, beneath, draft, shown};
 
 /// Who but the owner may write.
 const OTHER_WRITERS: u32 = 0o022;
 const GROUP_WRITES: u32 = 0o020;
-/// The longest name or link.
-const LONGEST: u64 = 4096;
+/// Longest path or link target.
+const MAX_PATH_BYTES: u64 = 4096;
 
 /// Takes an archive; an empty one is no change. Answers what had changed here too.
 pub(super) fn place(tree: &mut Tree, input: impl Read) -> Result<Vec<Conflict>, TreeError> {
@@ -126,7 +126,7 @@ impl<'a> Placing<'a> {
         let (name, link) = (self.name.take(), self.link.take());
         let name = name.unwrap_or_else(|| entry.header().path_bytes().into_owned());
         let path = plain(path(name))?;
-        let count = if kind.as_byte() == GONE { &mut self.gone } else { &mut self.fresh };
+        let count = if kind.as_byte() == REMOVED_ENTRY_TYPE { &mut self.gone } else { &mut self.fresh };
         count.add(&path)?;
         let number = self.next;
         self.next += 1;
@@ -134,14 +134,14 @@ impl<'a> Placing<'a> {
         if self.conflicts_at(&path)? {
             return self.conflict(number, &path);
         }
-        if kind.as_byte() == GONE {
+        if kind.as_byte() == REMOVED_ENTRY_TYPE {
             self.remove(&path)
         } else if kind == EntryType::Directory {
             self.directory(&path, entry.header().mode()?)
         } else if kind == EntryType::Symlink {
             let target = link.or_else(|| Some(entry.header().link_name_bytes()?.into_owned()));
             self.link(&path, target.unwrap_or_default())
-        } else if kind == EntryType::Regular || kind.as_byte() == HOLES {
+        } else if kind == EntryType::Regular || kind.as_byte() == SPARSE_ENTRY_TYPE {
             self.file(&path, entry)
         } else {
             Err(refused(&path, "is neither a file, a directory nor a link"))
@@ -177,8 +177,8 @@ impl<'a> Placing<'a> {
     }
 
     fn conflict(&mut self, entry: u32, path: &Path) -> Result<(), TreeError> {
-        if self.conflicts.len() == CONFLICTS {
-            return Err(TreeError::TooLarge(format!("{CONFLICTS} files that changed twice")));
+        if self.conflicts.len() == MAX_CONFLICTS {
+            return Err(TreeError::TooLarge(format!("{MAX_CONFLICTS} files that changed twice")));
         }
         self.conflicts.push(Conflict { entry, path: shown(path) });
         Ok(())
@@ -245,7 +245,7 @@ impl<'a> Placing<'a> {
     /// directory whether the group may.
     fn allowed(&self, dir: &OwnedFd, name: &OsStr, mode: u32) -> u32 {
         if self.tree.side == super::Side::Far {
-            return mode & MODE;
+            return mode & PERMISSION_BITS;
         }
         let is_no_link = |was: &Stat| super::stamp::kind(was) != Some(Kind::Symlink);
         let was = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_no_link);
@@ -253,7 +253,7 @@ impl<'a> Placing<'a> {
             Some(was) => was.st_mode & OTHER_WRITERS,
             None => fstat(dir).map_or(0, |dir| dir.st_mode & GROUP_WRITES),
         };
-        mode & (MODE & !OTHER_WRITERS | writers)
+        mode & (PERMISSION_BITS & !OTHER_WRITERS | writers)
     }
 
     fn directory(&mut self, path: &Path, mode: u32) -> Result<(), TreeError> {
@@ -275,7 +275,7 @@ impl<'a> Placing<'a> {
 
     fn link(&mut self, path: &Path, target: Vec<u8>) -> Result<(), TreeError> {
         let target = self::path(target);
-        if target.is_empty() || target.len() as u64 > LONGEST {
+        if target.is_empty() || target.len() as u64 > MAX_PATH_BYTES {
             return Err(refused(path, "is a link to nowhere"));
         }
         let (dir, name) = beneath::parent(&self.tree.root, path)?;
@@ -357,8 +357,8 @@ fn refused(path: &Path, what: &'static str) -> TreeError {
 
 /// A long name or link.
 fn text<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
-    if entry.size() > LONGEST {
-        return Err(TreeError::TooLarge(format!("{LONGEST} bytes in a name")));
+    if entry.size() > MAX_PATH_BYTES {
+        return Err(TreeError::TooLarge(format!("{MAX_PATH_BYTES} bytes in a name")));
     }
     let mut text = Vec::new();
     entry.read_to_end(&mut text)?;
@@ -374,6 +374,6 @@ fn plain(given: OsString) -> Result<PathBuf, TreeError> {
     let parts = || path.components();
     let fits = parts().all(|part| matches!(part, Component::Normal(_)))
         && parts().next().is_some()
-        && path.as_os_str().len() as u64 <= LONGEST;
+        && path.as_os_str().len() as u64 <= MAX_PATH_BYTES;
     if fits { Ok(path) } else { Err(refused(&path, "leaves its root, or names nothing")) }
 }

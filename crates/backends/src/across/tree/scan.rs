@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use super::stamp::{Kind, Stamp};
 use super::{Count, Manifest, Side, TreeError, beneath};
 
-/// The deepest tree that is copied: each level holds a descriptor.
-const DEPTH: usize = 256;
+/// Deepest tree that is copied: each level holds a descriptor.
+const MAX_TREE_DEPTH: usize = 256;
 
 /// Looks at everything below the root.
 pub(super) fn scan(root: &OwnedFd, side: Side) -> Result<Manifest, TreeError> {
@@ -31,8 +31,8 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     fn directory(&mut self, dir: &OwnedFd, path: &Path, depth: usize) -> Result<(), TreeError> {
-        if depth > DEPTH {
-            return Err(TreeError::TooLarge(format!("{DEPTH} directories in each other")));
+        if depth > MAX_TREE_DEPTH {
+            return Err(TreeError::TooLarge(format!("{MAX_TREE_DEPTH} directories in each other")));
         }
         for item in Dir::read_from(dir).map_err(|errno| TreeError::at(path, errno))? {
             let item = item.map_err(|errno| TreeError::at(path, errno))?;

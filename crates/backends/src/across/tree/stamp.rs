@@ -30,8 +30,8 @@ struct Details {
     changed: (i64, u64),
 }
 
-/// The bits that travel: those that change who a program runs as do not.
-pub(super) const MODE: u32 = 0o777;
+/// Permission bits that are copied: set-user-ID, set-group-ID and sticky are not.
+pub(super) const PERMISSION_BITS: u32 = 0o777;
 
 impl Stamp {
     /// Nothing for what does not travel.
@@ -45,7 +45,7 @@ impl Stamp {
             changed: if side == Side::Far { changed } else { (0, 0) },
         };
         // A link has no permissions of its own.
-        let mode = if kind == Kind::Symlink { MODE } else { stat.st_mode & MODE };
+        let mode = if kind == Kind::Symlink { PERMISSION_BITS } else { stat.st_mode & PERMISSION_BITS };
         Some(Self { kind, mode, details: (kind != Kind::Directory).then_some(details) })
     }
 

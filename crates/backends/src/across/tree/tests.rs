@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{Conflict, PATHS, Side, Tree, TreeError};
 
-const MIB: u64 = 1 << 20;
+const MIB_BYTES: u64 = 1 << 20;
 
 /// A directory that is a tree, beside one that nothing may get into.
 struct Here {
@@ -24,7 +24,7 @@ impl Here {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("tree")).unwrap();
         fs::create_dir(dir.path().join("outside")).unwrap();
-        let tree = Tree::open(&dir.path().join("tree"), side, 16 * MIB).unwrap();
+        let tree = Tree::open(&dir.path().join("tree"), side, 16 * MIB_BYTES).unwrap();
         Self { dir, tree }
     }
 
@@ -131,7 +131,7 @@ fn nothing_is_put_behind_a_link_whoever_made_it() {
     let theirs = Forged::default()
         .add(EntryType::Symlink, "made", "../outside", b"")
         .file("made/file", "x")
-        .add(EntryType::new(super::pack::GONE), "made/kept", "", b"")
+        .add(EntryType::new(super::pack::REMOVED_ENTRY_TYPE), "made/kept", "", b"")
         .end();
     fs::write(here.dir.path().join("outside/kept"), "kept").unwrap();
     assert_eq!(here.takes(&theirs).unwrap().len(), 2);
@@ -140,7 +140,7 @@ fn nothing_is_put_behind_a_link_whoever_made_it() {
 
 #[test]
 fn a_size_that_is_more_than_may_come_back_is_refused_before_anything_is_written() {
-    for size in [17 * MIB, 1 << 40, u64::MAX / 4] {
+    for size in [17 * MIB_BYTES, 1 << 40, u64::MAX / 4] {
         let mut here = Here::new(Side::Near);
         let archive = Forged::default().sized(EntryType::Regular, "huge", "", b"x", size).end();
         let error = here.takes(&archive).expect_err("there is no room");
@@ -167,7 +167,7 @@ fn what_is_replaced_or_goes_makes_room() {
     let again = Forged::default()
         .file("a", &ten)
         .file("a", &ten)
-        .add(EntryType::new(super::pack::GONE), "a", "", b"")
+        .add(EntryType::new(super::pack::REMOVED_ENTRY_TYPE), "a", "", b"")
         .file("b", &ten)
         .end();
     assert_eq!(here.takes(&again).unwrap(), []);
@@ -210,7 +210,7 @@ impl io::Read for Endless {
 #[test]
 fn an_archive_without_an_end_is_not_read_for_ever() {
     let mut here = Here::new(Side::Near);
-    let gone = EntryType::new(super::pack::GONE);
+    let gone = EntryType::new(super::pack::REMOVED_ENTRY_TYPE);
     let header = Forged::default().add(gone, "never/there", "", b"").0;
     let error = here.tree.take(Endless { header, at: 0 }).expect_err("it has no end");
     assert!(matches!(error, TreeError::TooLarge(_)), "{error}");
@@ -256,7 +256,7 @@ fn what_takes_no_room_there_takes_none_here() {
 #[test]
 fn pieces_of_a_file_with_holes_stay_in_it_and_in_order() {
     let piece = |at: u64, length: u64| [at.to_le_bytes(), length.to_le_bytes()].concat();
-    let holes = EntryType::new(super::holes::HOLES);
+    let holes = EntryType::new(super::holes::SPARSE_ENTRY_TYPE);
     let size = 8192_u64.to_le_bytes();
     for wrong in [
         piece(8190, 3),

@@ -299,11 +299,11 @@ impl Group {
 }
 
 /// What the kernel may charge beyond a limit at once, where an allocation of its own must not fail.
-const FORCED: u64 = 256 << 10;
+const MAX_OVERCHARGE_BYTES: u64 = 256 << 10;
 
 /// Where the kernel has to draw the line, so that what was promised is never exceeded by a page.
 fn enforced(memory: Bytes) -> u64 {
-    memory.0.saturating_sub(FORCED).max(memory.0 / 2)
+    memory.0.saturating_sub(MAX_OVERCHARGE_BYTES).max(memory.0 / 2)
 }
 
 /// What a rate comes to in a period, both in microseconds. The kernel deals out no less than a millisecond,

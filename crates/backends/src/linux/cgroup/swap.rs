@@ -5,8 +5,8 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Every area of swap that is in use, after a line of headings.
-const AREAS: &str = "/proc/swaps";
+/// The file that lists every swap area in use, after a line of headings.
+const SWAPS_FILE: &str = "/proc/swaps";
 
 /// Writes the limit to a group's file. The kernel has none where it does not account swap, which is harmless
 /// while there is no swap.
@@ -30,7 +30,7 @@ fn limit_where(file: &Path, value: &str, swap_is_on: bool) -> io::Result<()> {
 
 /// A list that cannot be read may have something in it.
 fn is_on() -> bool {
-    fs::read_to_string(AREAS).map_or(true, |areas| has_any(&areas))
+    fs::read_to_string(SWAPS_FILE).map_or(true, |areas| has_any(&areas))
 }
 
 fn has_any(areas: &str) -> bool {

@@ -6,12 +6,12 @@ use std::fs::{self, DirEntry};
 use std::path::Path;
 use std::time::Duration;
 
-/// The beginnings of names that are given to nothing else.
-const KINDS: [&str; 2] = ["probe", "trial"];
+/// The prefixes of throwaway names, which are given to nothing else.
+const THROWAWAY_PREFIXES: [&str; 2] = ["probe", "trial"];
 
-/// A sandbox enters its group within seconds of its making, and leaves it only at its end: a group this
-/// old that is empty will never be used again.
-const ABANDONED: Duration = Duration::from_secs(60);
+/// The age of an empty group that will never be used again: a sandbox enters its group within
+/// seconds of its making, and leaves it only at its end.
+const MIN_ABANDONED_AGE: Duration = Duration::from_secs(60);
 
 /// A name for something this process makes only to see whether it can.
 pub(crate) fn name(kind: &'static str, number: u32) -> String {
@@ -38,12 +38,12 @@ pub(crate) fn is_forsaken(name: &str) -> bool {
 
 fn is_old(group: &DirEntry) -> bool {
     let made = group.metadata().and_then(|found| found.modified());
-    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > ABANDONED))
+    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > MIN_ABANDONED_AGE))
 }
 
 /// The process that made something of this name, if it is such a name.
 fn maker(name: &str) -> Option<u32> {
-    let rest = KINDS.iter().find_map(|kind| name.strip_prefix(kind))?;
+    let rest = THROWAWAY_PREFIXES.iter().find_map(|kind| name.strip_prefix(kind))?;
     let (pid, number) = rest.split_once('n')?;
     number.parse::<u32>().ok()?;
     pid.parse().ok()
@@ -62,7 +62,7 @@ mod tests {
             fs::create_dir(parent.path().join(group)).unwrap();
         }
         let old = fs::File::open(parent.path().join("oldone")).unwrap();
-        old.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
+        old.set_modified(std::time::SystemTime::now() - 2 * MIN_ABANDONED_AGE).unwrap();
         sweep(parent.path());
         let mut left: Vec<_> = fs::read_dir(parent.path())
             .unwrap()

@@ -12,8 +12,8 @@ use super::{Controllers, House, enforced, make, make_below, mount_point, number,
 #[cfg(feature = "docker")]
 use super::{Held, lowest, share};
 
-/// The limit of memory and swap together.
-const SWAP: &str = "memory.memsw.limit_in_bytes";
+/// The file with the limit of memory and swap together.
+const SWAP_LIMIT_FILE: &str = "memory.memsw.limit_in_bytes";
 
 /// The parent directory in each controller that can be used.
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ impl Base {
         let parent = |controller| parent(house, mounts, controller);
         let base = Self {
             own_processes: house.own_processes,
-            memory: parent("memory").filter(|parent| swap::can_be_limited(&parent.join(SWAP))),
+            memory: parent("memory").filter(|parent| swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE))),
             pids: parent("pids"),
             cpu: parent("cpu"),
             cpuacct: parent("cpuacct"),
@@ -161,7 +161,7 @@ impl Directories {
             let memory = enforced(memory).to_string();
             fs::write(directory.join("memory.limit_in_bytes"), &memory)?;
             // Memory and swap together.
-            swap::limit(&directory.join(SWAP), &memory)?;
+            swap::limit(&directory.join(SWAP_LIMIT_FILE), &memory)?;
         }
         if let (Some(processes), Some(directory)) = (limits.processes, &self.pids) {
             fs::write(

@@ -26,14 +26,14 @@ pub(crate) struct Base {
     own_processes: u64,
 }
 
-/// The controllers that hold limits of ours.
-const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
+/// The controllers that enforce limits of ours.
+const LIMIT_CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 
-/// The limit of swap.
-const SWAP: &str = "memory.swap.max";
+/// The file with the limit of swap.
+const SWAP_LIMIT_FILE: &str = "memory.swap.max";
 
-/// Where this process goes to make room.
-const ENGINE: &str = "stockade-engine";
+/// The child group that this process moves to, to make room.
+const ENGINE_CGROUP: &str = "stockade-engine";
 
 impl Base {
     pub(super) fn detect(house: House, mounts: &str, own: &str) -> Result<Self, String> {
@@ -52,7 +52,7 @@ impl Base {
     fn at(house: House, place: &Path) -> io::Result<Self> {
         let parent = place.join(house.parent);
         let available = fs::read_to_string(place.join("cgroup.controllers"))?;
-        if !WANTED.iter().any(|wanted| available.split_whitespace().any(|name| name == *wanted)) {
+        if !LIMIT_CONTROLLERS.iter().any(|wanted| available.split_whitespace().any(|name| name == *wanted)) {
             return Err(io::Error::other(format!(
                 "no controller is available in {}",
                 place.display()
@@ -67,7 +67,7 @@ impl Base {
         let on = fs::read_to_string(parent.join("cgroup.subtree_control"))?;
         let has = |name| on.split_whitespace().any(|controller| controller == name);
         let controllers = Controllers {
-            memory: has("memory") && swap::can_be_limited(&parent.join(SWAP)),
+            memory: has("memory") && swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE)),
             processes: has("pids"),
             cpu: has("cpu"),
             // Counted by the kernel in every group, whatever is switched on.
@@ -96,7 +96,7 @@ impl Base {
         let write = |file: &str, value: String| fs::write(directory.join(file), value);
         if let (Some(memory), true) = (limits.memory, self.controllers.memory) {
             write("memory.max", enforced(memory).to_string())?;
-            swap::limit(&directory.join(SWAP), "0")?;
+            swap::limit(&directory.join(SWAP_LIMIT_FILE), "0")?;
         }
         if let (Some(processes), true) = (limits.processes, self.controllers.processes) {
             write("pids.max", (u64::from(processes) + self.own_processes).to_string())?;
@@ -152,7 +152,7 @@ fn make_room(inside: &Path) -> io::Result<()> {
     if !alone {
         return Err(io::Error::other(format!("others are in {} too", inside.display())));
     }
-    let below = inside.join(ENGINE);
+    let below = inside.join(ENGINE_CGROUP);
     make(&below)?;
     fs::write(below.join("cgroup.procs"), "0")
 }
@@ -162,7 +162,7 @@ fn enable(directory: &Path) -> io::Result<()> {
     let available = fs::read_to_string(directory.join("cgroup.controllers"))?;
     let file = directory.join("cgroup.subtree_control");
     let on = fs::read_to_string(&file)?;
-    for controller in WANTED {
+    for controller in LIMIT_CONTROLLERS {
         let has = |list: &str| list.split_whitespace().any(|name| name == controller);
         if has(&available) && !has(&on) {
             fs::write(&file, format!("+{controller}"))?;

@@ -19,11 +19,11 @@ use serde_json::Value;
 use stockade_core::clean_foreign;
 use tokio::net::UnixStream;
 
-/// How long an answer may be: its head, and its body.
-const MOST_HEAD: usize = 16 << 10;
-const MOST_BODY: usize = 16 << 10;
-/// How much of what Firecracker says is shown.
-const SHOWN: usize = 600;
+/// Size limits of a reply: its head, and its body.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+const MAX_BODY_BYTES: usize = 16 << 10;
+/// Length limit of a Firecracker error message in ours.
+const MAX_SHOWN_CHARS: usize = 600;
 
 /// Why a request was not granted.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +36,7 @@ pub(super) enum Fault {
     Silent(Duration),
     #[error("broke off")]
     Broken(#[source] hyper::Error),
-    #[error("answered more than {MOST_BODY} bytes")]
+    #[error("answered more than {MAX_BODY_BYTES} bytes")]
     TooLarge,
     #[error("cannot be asked that")]
     Unaskable(#[source] hyper::http::Error),
@@ -60,7 +60,7 @@ impl Sockets {
 }
 
 /// The name of the API socket in a machine's directory.
-pub(super) const SOCKET: &str = "api";
+pub(super) const API_SOCKET: &str = "api";
 
 /// Asks, and waits for the answer. Only that it is one of success matters.
 pub(super) async fn ask(
@@ -80,7 +80,7 @@ async fn exchange(
     path: &str,
     body: &Value,
 ) -> Result<(), Fault> {
-    let stream = sockets.connect(SOCKET).await.map_err(Fault::Unreachable)?;
+    let stream = sockets.connect(API_SOCKET).await.map_err(Fault::Unreachable)?;
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -90,20 +90,20 @@ async fn exchange(
         .body(Full::new(Data::from(body.to_string())))
         .map_err(Fault::Unaskable)?;
     let mut connecting = http1::Builder::new();
-    connecting.max_buf_size(MOST_HEAD);
+    connecting.max_buf_size(MAX_HEAD_BYTES);
     let (mut sender, connection) =
         connecting.handshake(TokioIo::new(stream)).await.map_err(Fault::Broken)?;
     let answered = async move {
         let answer = sender.send_request(request).await.map_err(Fault::Broken)?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), MOST_BODY).collect().await.map_err(cut)?;
-        judge(status, &body.to_bytes())
+        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await.map_err(body_fault)?;
+        check_status(status, &body.to_bytes())
     };
     // What ends the connection early ends the answer too, and says why.
     tokio::join!(answered, connection).0
 }
 
-fn cut(error: Box<dyn std::error::Error + Send + Sync>) -> Fault {
+fn body_fault(error: Box<dyn std::error::Error + Send + Sync>) -> Fault {
     match error.downcast::<hyper::Error>() {
         Ok(broken) => Fault::Broken(*broken),
         Err(other) if other.is::<LengthLimitError>() => Fault::TooLarge,
@@ -111,7 +111,7 @@ fn cut(error: Box<dyn std::error::Error + Send + Sync>) -> Fault {
     }
 }
 
-fn judge(status: StatusCode, body: &[u8]) -> Result<(), Fault> {
+fn check_status(status: StatusCode, body: &[u8]) -> Result<(), Fault> {
     #[derive(Deserialize)]
     struct Told {
         fault_message: String,
@@ -128,7 +128,7 @@ fn judge(status: StatusCode, body: &[u8]) -> Result<(), Fault> {
 
 /// What can be shown of it.
 fn in_one_line(said: &str) -> String {
-    clean_foreign(said).chars().take(SHOWN).collect()
+    clean_foreign(said).chars().take(MAX_SHOWN_CHARS).collect()
 }
 
 /// A request as people write it.

@@ -36,7 +36,7 @@ pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
         // Something else may have taken its name meanwhile.
         Ok(()) => owned(to).inspect_err(|_| drop(fs::remove_file(to))),
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-            to_new(&plain(from)?, to, None)?;
+            to_new(&open_regular_file(from)?, to, None)?;
             fs::remove_file(from)
         }
         Err(error) => Err(error),
@@ -45,14 +45,14 @@ pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Makes a file this process's own and nobody else's.
 pub(super) fn owned(path: &Path) -> io::Result<()> {
-    let file = plain(path)?;
+    let file = open_regular_file(path)?;
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     fchown(&file, Some(own.0), Some(own.1))?;
     Ok(rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))?)
 }
 
 /// Opens what is nothing but a file.
-fn plain(path: &Path) -> io::Result<File> {
+fn open_regular_file(path: &Path) -> io::Result<File> {
     // Without waiting: at a pipe there might be nobody else.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;

@@ -28,10 +28,10 @@ pub(super) struct Place {
     disks: Arc<Mutex<Vec<PathBuf>>>,
 }
 
-/// The directory inside native walls.
-pub(super) const ROOM: &str = "room";
-/// Where native walls show what is not in that directory.
-const SHOWN: &str = "/stockade";
+/// The machine's own directory below its base, inside native walls.
+pub(super) const ROOM_DIR: &str = "room";
+/// The directory inside native walls at which files outside of the room are mounted.
+const MOUNT_DIR: &str = "/stockade";
 
 /// A file that a machine needs, and its name there.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl Place {
     ) -> Result<Self> {
         let (id, base) = (id.clone(), dir.to_owned());
         let Some(jailer) = jailer else {
-            let root = base.join(ROOM);
+            let root = base.join(ROOM_DIR);
             // Whatever the process makes of its own directory, nobody else gets there.
             let closed = fs::set_permissions(&base, Permissions::from_mode(0o700));
             let made = closed.and_then(|()| private().create(&root));
@@ -128,7 +128,7 @@ impl Place {
         command.args(["--uid", &jailer.uid.to_string(), "--gid", &jailer.gid.to_string()]);
         // The jailer hands that on.
         command.args(["--id", self.id.as_str()]);
-        command.args(["--", "--api-sock", api::SOCKET]);
+        command.args(["--", "--api-sock", api::API_SOCKET]);
         command.current_dir(&self.root);
         command
     }
@@ -177,7 +177,7 @@ fn private() -> DirBuilder {
 
 /// Where native walls show a file of this name.
 pub(super) fn inside(name: &str) -> String {
-    format!("{SHOWN}/{name}")
+    format!("{MOUNT_DIR}/{name}")
 }
 
 /// A file behind all symbolic links.
@@ -192,7 +192,7 @@ pub(super) fn runs(pid: i32, id: &SandboxId) -> bool {
     let has = |name: &str, value: &str| {
         words.windows(2).any(|pair| pair == [name.as_bytes(), value.as_bytes()])
     };
-    has("--api-sock", api::SOCKET) && has("--id", id.as_str())
+    has("--api-sock", api::API_SOCKET) && has("--id", id.as_str())
 }
 
 /// A second name for the same file; where that cannot be, or would give somebody else's file away, a

@@ -40,18 +40,18 @@ use crate::linux::limits::delegation_remedy;
 use crate::linux::{find, fingerprint, running};
 use crate::native::Native;
 
-/// How many processors Firecracker gives a machine at most.
-const MOST_CPUS: u32 = 32;
-/// How long a request may be, less what goes before the body.
-const MOST_TEMPLATE: u64 = 50_000;
-/// How the guest is called on its own bus. Every machine has a bus of its own.
-const GUEST: u32 = 3;
+/// Firecracker's limit of a machine's processors.
+const MAX_CPUS: u32 = 32;
+/// Size limit of a CPU template: Firecracker's for a request, less what goes before the body.
+const MAX_CPU_TEMPLATE_BYTES: u64 = 50_000;
+/// The guest's vsock context id. Every machine has a bus of its own.
+const GUEST_CID: u32 = 3;
 
-/// What a machine finds in its directory.
-const KERNEL: &str = "kernel";
-const INITRAMFS: &str = "initramfs";
-const STATE: &str = "state";
-const MEMORY: &str = "memory";
+/// The files in a machine's directory.
+const KERNEL_FILE: &str = "kernel";
+const INITRAMFS_FILE: &str = "initramfs";
+const STATE_FILE: &str = "state";
+const MEMORY_FILE: &str = "memory";
 
 /// Where Firecracker is, and what it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -110,7 +110,7 @@ struct Patience {
     connect: Duration,
 }
 
-const PATIENCE: Patience = Patience {
+const DEFAULT_TIMEOUTS: Patience = Patience {
     soon: Duration::from_secs(5),
     answer: Duration::from_secs(10),
     attempt: Duration::from_millis(500),
@@ -136,7 +136,7 @@ impl Firecracker {
     /// Looks whether what the settings name can be used. Says nothing about KVM. Without a jailer its
     /// processes run in these walls, which show them what they need of the host's devices.
     pub(super) async fn open(settings: Settings, native: Arc<Native>) -> Result<Self> {
-        Self::with_patience(settings, native, PATIENCE).await
+        Self::with_patience(settings, native, DEFAULT_TIMEOUTS).await
     }
 
     async fn with_patience(
@@ -155,7 +155,7 @@ impl Firecracker {
                 Around::Jail(jailer.clone(), Arc::new(Threaded::start()?))
             }
         };
-        let template = settings.cpu_template.as_deref().map(template).transpose()?;
+        let template = settings.cpu_template.as_deref().map(read_cpu_template).transpose()?;
         Ok(Self { settings, patience, version, template, around })
     }
 
@@ -195,7 +195,7 @@ impl Firecracker {
             let name = disk_name(number);
             put(format!("/drives/{name}"), drive(&name, disk.read_only)).await?;
         }
-        put("/vsock".into(), json!({ "guest_cid": GUEST, "uds_path": vm::SOCKET })).await?;
+        put("/vsock".into(), json!({ "guest_cid": GUEST_CID, "uds_path": vm::VSOCK_SOCKET })).await?;
         put("/actions".into(), json!({ "action_type": "InstanceStart" })).await
     }
 
@@ -207,8 +207,8 @@ impl Firecracker {
             "enable_diff_snapshots"
         };
         json!({
-            "snapshot_path": STATE,
-            "mem_backend": { "backend_type": "File", "backend_path": MEMORY },
+            "snapshot_path": STATE_FILE,
+            "mem_backend": { "backend_type": "File", "backend_path": MEMORY_FILE },
             tracked: true,
             "resume_vm": true,
         })
@@ -243,7 +243,7 @@ pub(super) async fn clear(id: &SandboxId) -> Result<()> {
     let runs = |pid: i32| jail::runs(pid, id);
     for pid in find::pids().filter(|pid| runs(*pid)) {
         if let Some(pidfd) = find::kill_if(pid, runs) {
-            let _ = tokio::time::timeout(PATIENCE.soon, running::ended(&pidfd)).await;
+            let _ = tokio::time::timeout(DEFAULT_TIMEOUTS.soon, running::ended(&pidfd)).await;
         }
     }
     match find::pids().find(|pid| runs(*pid)) {
@@ -263,10 +263,10 @@ impl Driver for Firecracker {
     }
 
     async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
-        fits(machine)?;
+        check_cpu_count(machine)?;
         let place = self.place(id, dir)?;
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
-        let files = vec![Shown::new(kernel, KERNEL), Shown::new(&machine.initramfs, INITRAMFS)];
+        let files = vec![Shown::new(kernel, KERNEL_FILE), Shown::new(&machine.initramfs, INITRAMFS_FILE)];
         let process = self.start(&place, machine, files).await?;
         let configured = self.configure(&process, machine).await;
         let process = process.or_end(configured).await?;
@@ -282,7 +282,7 @@ impl Driver for Firecracker {
     ) -> Result<Box<dyn Vm>> {
         let place = self.place(id, dir)?;
         let files =
-            vec![Shown::prepared(&saved.state, STATE), Shown::prepared(&saved.memory, MEMORY)];
+            vec![Shown::prepared(&saved.state, STATE_FILE), Shown::prepared(&saved.memory, MEMORY_FILE)];
         // Held open: what was written since is relative to it, whoever removes its name.
         let base =
             fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;
@@ -295,8 +295,8 @@ impl Driver for Firecracker {
     }
 }
 
-fn fits(machine: &Machine) -> Result<()> {
-    if !(1..=MOST_CPUS).contains(&machine.cpus) {
+fn check_cpu_count(machine: &Machine) -> Result<()> {
+    if !(1..=MAX_CPUS).contains(&machine.cpus) {
         let told = format!("{} processors are not what Firecracker offers", machine.cpus);
         return Err(failed(ErrorCode::Invalid, "create", told).remedy("ask for 1 to 32"));
     }
@@ -314,8 +314,8 @@ fn machine_config(machine: &Machine) -> Value {
 
 fn boot_source(machine: &Machine) -> Value {
     json!({
-        "kernel_image_path": KERNEL,
-        "initrd_path": INITRAMFS,
+        "kernel_image_path": KERNEL_FILE,
+        "initrd_path": INITRAMFS_FILE,
         "boot_args": machine.command_line,
     })
 }
@@ -338,15 +338,15 @@ fn mebibytes(bytes: Bytes) -> u64 {
     bytes.0.div_ceil(1 << 20)
 }
 
-fn template(path: &Path) -> Result<Value> {
+fn read_cpu_template(path: &Path) -> Result<Value> {
     let told = |what: String| {
         let what = format!("the CPU template `{}` {what}", path.display());
         failed(ErrorCode::Invalid, "configure", what)
             .remedy("give a custom CPU template as Firecracker's documentation describes it")
     };
     let size = fs::metadata(path).map_err(|error| unreadable(path, error))?.len();
-    if size > MOST_TEMPLATE {
-        return Err(told(format!("has {size} bytes; Firecracker takes {MOST_TEMPLATE}")));
+    if size > MAX_CPU_TEMPLATE_BYTES {
+        return Err(told(format!("has {size} bytes; Firecracker takes {MAX_CPU_TEMPLATE_BYTES}")));
     }
     let text = fs::read(path).map_err(|error| unreadable(path, error))?;
     let value: Value =

@@ -14,8 +14,8 @@ use super::{Patience, failed};
 use crate::microvm::cage::Cage;
 use crate::microvm::words::Words;
 
-/// How often it is looked whether a process that starts already listens.
-const LOOK: Duration = Duration::from_millis(1);
+/// Poll interval until a process that starts listens on its socket.
+const SOCKET_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a process runs in.
 pub(super) enum Inside {
@@ -91,8 +91,8 @@ impl Process {
 
     async fn listens(&self) -> Result<()> {
         let connected = async {
-            while self.sockets.connect(api::SOCKET).await.is_err() {
-                sleep(LOOK).await;
+            while self.sockets.connect(api::API_SOCKET).await.is_err() {
+                sleep(SOCKET_POLL_INTERVAL).await;
             }
         };
         let soon = self.patience.soon;
@@ -125,7 +125,7 @@ impl Process {
 
     /// Waits for the end of one that nobody can reach any more, and so for all that it says.
     async fn comes_to_its_end(&self) {
-        if self.sockets.connect(api::SOCKET).await.is_err() {
+        if self.sockets.connect(api::API_SOCKET).await.is_err() {
             // It may hang instead.
             let _ = timeout(self.patience.soon, self.ended()).await;
         }

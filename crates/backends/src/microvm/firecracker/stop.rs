@@ -67,5 +67,5 @@ impl StoppableProcess {
 }
 
 async fn server_of(sockets: &Sockets) -> io::Result<Pid> {
-    Ok(socket_peercred(sockets.connect(api::SOCKET).await?)?.pid)
+    Ok(socket_peercred(sockets.connect(api::API_SOCKET).await?)?.pid)
 }

@@ -10,13 +10,13 @@ use tokio::io::AsyncReadExt;
 
 use super::failed;
 
-/// The oldest that can be used: from here on a restored guest hears that its connections are gone, and
+/// The oldest usable version: from here on a restored guest hears that its connections are gone, and
 /// a partial memory file is written over a whole one.
-const FLOOR: Version = Version(1, 10, 0);
-/// From here on loading a snapshot calls the tracking of written pages as booting does.
-const TRACKS: Version = Version(1, 16, 0);
-/// How much of the answer is read.
-const MOST: u64 = 4096;
+const MIN_VERSION: Version = Version(1, 10, 0);
+/// The first version that calls dirty page tracking the same when loading a snapshot as when booting.
+const TRACK_DIRTY_PAGES_VERSION: Version = Version(1, 16, 0);
+/// Size limit of the answer to `--version`.
+const MAX_ANSWER_BYTES: u64 = 4096;
 
 /// Major, minor, patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,10 +34,10 @@ impl Version {
     }
 
     pub(super) fn is_new_enough(self) -> Result<()> {
-        if self >= FLOOR {
+        if self >= MIN_VERSION {
             return Ok(());
         }
-        let told = format!("this is Firecracker {self}, and {FLOOR} is the oldest that will do");
+        let told = format!("this is Firecracker {self}, and {MIN_VERSION} is the oldest that will do");
         Err(failed(ErrorCode::Unavailable, "detect", told).remedy("install a newer Firecracker"))
     }
 
@@ -50,7 +50,7 @@ impl Version {
     }
 
     pub(super) fn tracks_by_its_own_name(self) -> bool {
-        self >= TRACKS
+        self >= TRACK_DIRTY_PAGES_VERSION
     }
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn of(binary: &Path, program: &str, limit: Duration) -> Result<
     let Some(stdout) = child.stdout.take() else { return Err(told("has no output")) };
     let mut said = Vec::new();
     let hear = async {
-        stdout.take(MOST).read_to_end(&mut said).await?;
+        stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut said).await?;
         child.wait().await
     };
     let status = tokio::time::timeout(limit, hear)
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn versions_are_compared_by_number() {
-        assert!(Version(1, 9, 9) < FLOOR && Version(1, 10, 0) >= FLOOR);
+        assert!(Version(1, 9, 9) < MIN_VERSION && Version(1, 10, 0) >= MIN_VERSION);
         assert!(Version(1, 9, 1).is_new_enough().unwrap_err().to_string().contains("1.10.0"));
     }
 }

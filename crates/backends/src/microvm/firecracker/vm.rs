@@ -19,26 +19,26 @@ use super::copy;
 use super::jail::Place;
 use super::process::Process;
 use super::{failed, mebibytes};
-use crate::across::guest::VSOCK_PORT as PORT;
+use crate::across::guest::VSOCK_PORT;
 use crate::microvm::driver::{Saved, Vm};
 
-/// Where Firecracker listens for those who want to talk to the guest.
-pub(super) const SOCKET: &str = "vsock";
+/// The socket on which Firecracker accepts connections to the guest.
+pub(super) const VSOCK_SOCKET: &str = "vsock";
 
-/// How long to wait between two attempts: first, and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-/// How long the answer to a greeting can be: `OK`, a number, the end of the line.
-const GREETING: usize = 16;
-/// How much of memory is written in a second, if nothing else is.
-const PACE: u64 = 64 << 20;
+/// Retry intervals of a connection to the guest: the first, and the longest.
+const CONNECT_RETRY_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// Size limit of the reply to a greeting: `OK`, a number, the end of the line.
+const MAX_GREETING_BYTES: usize = 16;
+/// Memory written per second, if nothing else is; request timeouts are computed from it.
+const MEMORY_BYTES_PER_SECOND: u64 = 64 << 20;
 
-/// What a snapshot is written on its way under.
+/// The files of a snapshot until it is complete.
 const DRAFT_STATE: &str = "saved-state";
 const DRAFT_MEMORY: &str = "saved-memory";
 
 /// How much longer a request may take that reads or writes memory.
 pub(super) fn time_for(memory: Bytes) -> Duration {
-    Duration::from_secs(memory.0 / PACE)
+    Duration::from_secs(memory.0 / MEMORY_BYTES_PER_SECOND)
 }
 
 /// What the pages that were written since are relative to.
@@ -109,7 +109,7 @@ impl Machinery {
             Base::File(base) => {
                 let (place, to) = (self.place.owner(), memory.clone());
                 let copied = move || copy::to_new(&base, &to, place);
-                blocking(copied).await.map_err(|error| unwritable(&memory, error))?;
+                run_blocking(copied).await.map_err(|error| unwritable(&memory, error))?;
                 "Diff"
             }
         };
@@ -129,7 +129,7 @@ impl Machinery {
         for (draft, to) in names {
             let (from, at) = (self.draft_path(draft), to.clone());
             let moved = move || copy::moved(&from, &at);
-            blocking(moved).await.map_err(|error| unwritable(&to, error))?;
+            run_blocking(moved).await.map_err(|error| unwritable(&to, error))?;
         }
         let whole = File::open(&memory).map_err(|error| unwritable(&memory, error))?;
         let size = whole.metadata().map_err(|error| unwritable(&memory, error))?.len();
@@ -160,7 +160,7 @@ impl Machinery {
 
     /// Tries until somebody inside answers.
     async fn greeted(&self) -> Result<UnixStream, Refusal> {
-        let (mut pause, most) = PAUSES;
+        let (mut pause, most) = CONNECT_RETRY_INTERVALS;
         loop {
             match timeout(self.process.patience.attempt, self.greet()).await {
                 Ok(Ok(stream)) => return Ok(stream),
@@ -176,16 +176,16 @@ impl Machinery {
     }
 
     async fn greet(&self) -> Result<UnixStream, Attempt> {
-        let connected = self.process.sockets.connect(SOCKET).await;
+        let connected = self.process.sockets.connect(VSOCK_SOCKET).await;
         let mut stream = connected.map_err(|_| Attempt::NotYet)?;
-        let asked = format!("CONNECT {PORT}\n");
+        let asked = format!("CONNECT {VSOCK_PORT}\n");
         stream.write_all(asked.as_bytes()).await.map_err(|_| Attempt::NotYet)?;
         let mut line = Vec::new();
         // One by one: what follows the line is the guest's, and for somebody else.
         while line.last() != Some(&b'\n') {
             let byte = stream.read_u8().await.map_err(|_| Attempt::NotYet)?;
             line.push(byte);
-            if line.len() > GREETING {
+            if line.len() > MAX_GREETING_BYTES {
                 break;
             }
         }
@@ -262,7 +262,7 @@ impl Vm for Machinery {
             () = self.process.ended() => Missed::Ended,
             () = sleep(deadline) => Missed::Silent(deadline),
         };
-        let what = format!("asked for `CONNECT {PORT}`, {missed}");
+        let what = format!("asked for `CONNECT {VSOCK_PORT}`, {missed}");
         let what = self.process.with_words(what).await;
         Err(failed(missed.code(), "create", what).remedy(missed.remedy()))
     }
@@ -302,14 +302,14 @@ impl Vm for Machinery {
     async fn end(&self) -> Result<()> {
         self.process.end().await?;
         let place = self.place.clone();
-        let taken_back = blocking(move || place.take_disks_back()).await;
+        let taken_back = run_blocking(move || place.take_disks_back()).await;
         taken_back.map_err(|error| {
             failed(ErrorCode::System, "destroy", "its disk cannot be taken back").source(error)
         })
     }
 }
 
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?

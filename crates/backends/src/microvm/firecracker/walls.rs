@@ -12,12 +12,12 @@ use crate::microvm::cage::{Cage, host_path, largest_disk, limits, shown};
 use crate::microvm::driver::Machine;
 use crate::native::Native;
 
-/// What Firecracker takes beside the guest's memory.
-const OVERHEAD: u64 = 128 << 20;
-/// What a saved machine takes on disk beside its memory.
-const STATE: u64 = 16 << 20;
-/// What the program is called inside.
-const PROGRAM: &str = "firecracker";
+/// Memory of Firecracker itself, beside the guest's.
+const MEMORY_OVERHEAD_BYTES: u64 = 128 << 20;
+/// Disk space of a saved machine's state, beside its memory.
+const STATE_DISK_BYTES: u64 = 16 << 20;
+/// The program's name inside the walls.
+const PROGRAM_NAME: &str = "firecracker";
 
 /// Builds the walls and starts it in them, at its directory.
 pub(super) async fn start(
@@ -27,20 +27,20 @@ pub(super) async fn start(
     binary: &Path,
     files: &[Shown],
 ) -> Result<Cage> {
-    let mut mounts = vec![shown(&real(binary)?, &inside(PROGRAM), true)?];
+    let mut mounts = vec![shown(&real(binary)?, &inside(PROGRAM_NAME), true)?];
     for Shown { file, name, access } in files {
         mounts.push(shown(&real(file)?, &inside(name), *access != Access::Write)?);
     }
     // The largest file that it writes to is a disk, or the memory of a machine that is saved.
-    let disk = machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE);
+    let disk = machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE_DISK_BYTES);
     let spec = SandboxSpec {
         workspace: Workspace::Local(host_path(place.root())?),
         mounts,
-        limits: limits(machine, OVERHEAD, disk),
+        limits: limits(machine, MEMORY_OVERHEAD_BYTES, disk),
         network: Network::None,
         ..SandboxSpec::default()
     };
     let id = place.id().as_str();
-    let command = [&inside(PROGRAM), "--id", id, "--api-sock", api::SOCKET];
+    let command = [&inside(PROGRAM_NAME), "--id", id, "--api-sock", api::API_SOCKET];
     Cage::start(native, place.id(), &spec, &Command::program(command)).await
 }

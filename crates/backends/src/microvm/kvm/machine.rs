@@ -8,19 +8,19 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm as Device, VcpuExit, VcpuFd, VmFd};
 
 use super::code::{Layout, Step};
-use super::{KICK, LIMIT, Run};
+use super::{KICK_SIGNAL, RUN_TIMEOUT, Run};
 
-/// The only version of the interface that there ever was.
-const VERSION: i32 = 12;
+/// The KVM API version, the only one that there ever was.
+const KVM_API_VERSION: i32 = 12;
 /// `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`: not among the wrappers.
 const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
 
 /// The memory of the throw-away machine. It and the kernel write to it at will.
 #[repr(C, align(4096))]
-struct Memory(UnsafeCell<[u8; Layout::SIZE]>);
+struct Memory(UnsafeCell<[u8; Layout::MEMORY_BYTES]>);
 
 impl Memory {
-    fn holding(image: [u8; Layout::SIZE]) -> Box<Self> {
+    fn holding(image: [u8; Layout::MEMORY_BYTES]) -> Box<Self> {
         Box::new(Self(UnsafeCell::new(image)))
     }
 
@@ -33,7 +33,7 @@ impl Memory {
         let mut found = [0; COUNT];
         let from = self.0.get().cast::<u8>();
         for (offset, byte) in found.iter_mut().enumerate() {
-            if at + offset < Layout::SIZE {
+            if at + offset < Layout::MEMORY_BYTES {
                 // SAFETY: within the memory, as was just asked; volatile, for others have written it.
                 *byte = unsafe { from.add(at + offset).read_volatile() };
             }
@@ -44,7 +44,7 @@ impl Memory {
 
 /// Runs the steps to their end in a machine that ends here.
 pub(super) fn run(device: &Device, steps: &'static [Step]) -> Run {
-    if device.get_api_version() != VERSION {
+    if device.get_api_version() != KVM_API_VERSION {
         return Err("/dev/kvm is no KVM device".into());
     }
     let layout = Layout::of(steps);
@@ -55,11 +55,11 @@ pub(super) fn run(device: &Device, steps: &'static [Step]) -> Run {
     let ended = one_run(&mut cpu);
     // Before the memory: it is theirs until then.
     drop((cpu, vm));
-    ended.map_err(|what| match layout.step(memory.read::<1>(Layout::PROGRESS)[0]) {
+    ended.map_err(|what| match layout.step(memory.read::<1>(Layout::PROGRESS_ADDRESS)[0]) {
         Some(step) => format!("{what} at `{step}`"),
         None => format!("{what} before the first instruction"),
     })?;
-    layout.check(memory.read(Layout::DATA)).map_err(|step| format!("`{step}` has no effect"))
+    layout.check(memory.read(Layout::DATA_ADDRESS)).map_err(|step| format!("`{step}` has no effect"))
 }
 
 fn prepare(
@@ -69,7 +69,7 @@ fn prepare(
     layout: &Layout,
 ) -> Result<VcpuFd, kvm_ioctls::Error> {
     let region = kvm_userspace_memory_region {
-        memory_size: Layout::SIZE as u64,
+        memory_size: Layout::MEMORY_BYTES as u64,
         userspace_addr: memory.address(),
         ..kvm_userspace_memory_region::default()
     };
@@ -82,7 +82,7 @@ fn prepare(
     layout.enter(&mut special);
     cpu.set_sregs(&special)?;
     cpu.set_regs(&layout.registers())?;
-    let_in(&cpu, KICK)?;
+    let_in(&cpu, KICK_SIGNAL)?;
     Ok(cpu)
 }
 
@@ -104,7 +104,7 @@ fn let_in(cpu: &VcpuFd, signal: libc::c_int) -> Result<(), kvm_ioctls::Error> {
 fn one_run(cpu: &mut VcpuFd) -> Run {
     let exit = match cpu.run() {
         Err(error) if error.errno() == libc::EINTR => {
-            return Err(format!("the machine hung for {LIMIT:?}"));
+            return Err(format!("the machine hung for {RUN_TIMEOUT:?}"));
         }
         Err(error) => return Err(format!("the machine cannot run ({error}),")),
         Ok(exit) => exit,

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use crate::microvm::initramfs::Initramfs;
 
-const QEMU: &str = "/usr/bin/qemu-system-x86_64";
-const SHELL: &str = "/bin/busybox";
-const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
-/// In the order in which each needs those before it.
-const MODULES: [&str; 3] =
+const QEMU_PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
+const BUSYBOX_PROGRAM: &str = "/bin/busybox";
+const LOADER_PATH: &str = "lib64/ld-linux-x86-64.so.2";
+/// The modules of KVM, each after those that it needs.
+const KVM_MODULES: [&str; 3] =
     ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"];
-const LIMIT: Duration = Duration::from_secs(240);
+const GUEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-const INIT: &str = "#!/bin/busybox sh
+const INIT_SCRIPT: &str = "#!/bin/busybox sh
 run=/bin/busybox
 $run mount -t proc proc /proc
 $run mount -t sysfs sys /sys
@@ -36,7 +36,7 @@ fn kernel() -> Option<(PathBuf, PathBuf)> {
     versions.map(|entry| (entry.file_name(), entry.path().join("kernel"))).find_map(
         |(version, at)| {
             let image = Path::new("/boot").join(format!("vmlinuz-{}", version.to_str()?));
-            let whole = image.exists() && MODULES.iter().all(|module| at.join(module).exists());
+            let whole = image.exists() && KVM_MODULES.iter().all(|module| at.join(module).exists());
             whole.then_some((image, at))
         },
     )
@@ -48,16 +48,16 @@ fn initramfs(modules: &Path) -> Vec<u8> {
     let mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
     let libraries: BTreeSet<&str> = mapped.filter(|path| path.contains(".so")).collect();
     let mut files = vec![
-        ("init".to_owned(), INIT.as_bytes().to_vec()),
+        ("init".to_owned(), INIT_SCRIPT.as_bytes().to_vec()),
         ("test".to_owned(), fs::read("/proc/self/exe").unwrap()),
-        ("bin/busybox".to_owned(), fs::read(SHELL).unwrap()),
-        (LOADER.to_owned(), fs::read(format!("/{LOADER}")).unwrap()),
+        ("bin/busybox".to_owned(), fs::read(BUSYBOX_PROGRAM).unwrap()),
+        (LOADER_PATH.to_owned(), fs::read(format!("/{LOADER_PATH}")).unwrap()),
         ("etc/passwd".to_owned(), b"nobody:x:1000:1000::/:/bin/busybox\n".to_vec()),
     ];
     for path in libraries {
         files.push((path.trim_start_matches('/').to_owned(), fs::read(path).unwrap()));
     }
-    for module in MODULES {
+    for module in KVM_MODULES {
         let path = modules.join(module);
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         files.push((name, fs::read(path).unwrap()));
@@ -84,7 +84,7 @@ impl Drop for Machine {
 
 fn run(kernel: &Path, initramfs: &Path) -> String {
     let mut machine = Machine(
-        Command::new(QEMU)
+        Command::new(QEMU_PROGRAM)
             .args(["-accel", "tcg", "-cpu", "max,+svm", "-m", "768", "-nographic", "-no-reboot"])
             .args(["-nic", "none", "-append", "console=ttyS0 panic=-1 quiet"])
             .arg("-kernel")
@@ -103,7 +103,7 @@ fn run(kernel: &Path, initramfs: &Path) -> String {
         String::from_utf8_lossy(&said).into_owned()
     });
     let began = Instant::now();
-    while machine.0.try_wait().unwrap().is_none() && began.elapsed() < LIMIT {
+    while machine.0.try_wait().unwrap().is_none() && began.elapsed() < GUEST_TIMEOUT {
         std::thread::sleep(Duration::from_millis(50));
     }
     drop(machine);
@@ -117,7 +117,7 @@ fn where_kvm_works_it_says_so_and_what_fails_there_is_named() {
             "skipped: no kernel with modules for KVM; install linux-image-cloud-amd64"
         );
     };
-    if !Path::new(QEMU).exists() || !Path::new(SHELL).exists() {
+    if !Path::new(QEMU_PROGRAM).exists() || !Path::new(BUSYBOX_PROGRAM).exists() {
         return println!("skipped: no QEMU or busybox; install qemu-system-x86 and busybox-static");
     }
     let file = tempfile::NamedTempFile::new().unwrap();

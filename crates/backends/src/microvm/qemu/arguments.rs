@@ -3,12 +3,12 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use crate::across::guest::PORT;
-use crate::across::vmm::FIRST;
+use crate::across::guest::GUEST_PORT_NAME;
+use crate::across::vmm::FIRST_FILE_FD;
 use crate::microvm::driver::Machine;
 
-/// What its compiled code may take.
-const CODE: u32 = 64;
+/// Size of the cache of translated code, in MiB.
+const CODE_CACHE_MIB: u32 = 64;
 
 /// What executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Order {
         order.pair("-display", "none");
         let (accelerator, processor) = match power {
             Power::Processor => ("kvm".into(), "host"),
-            Power::Software => (format!("tcg,thread=single,tb-size={CODE}"), "max"),
+            Power::Software => (format!("tcg,thread=single,tb-size={CODE_CACHE_MIB}"), "max"),
         };
         order.pair("-accel", accelerator);
         let parts =
@@ -67,7 +67,7 @@ impl Order {
         let pipe = order.give(ends.pipe);
         order.pair("-chardev", format!("socket,id=pipe,fd={pipe}"));
         order.pair("-device", "virtio-serial-device");
-        order.pair("-device", format!("virtserialport,chardev=pipe,name={PORT}"));
+        order.pair("-device", format!("virtserialport,chardev=pipe,name={GUEST_PORT_NAME}"));
         let control = order.give(ends.control);
         order.pair("-chardev", format!("socket,id=control,fd={control}"));
         // As old ones and new ones take it; `-mon` is deprecated.
@@ -86,7 +86,7 @@ impl Order {
     /// The number that the file has inside.
     pub(super) fn give(&mut self, given: OwnedFd) -> RawFd {
         self.files.push(given);
-        FIRST + self.files.len() as RawFd - 1
+        FIRST_FILE_FD + self.files.len() as RawFd - 1
     }
 
     /// The name by which QEMU opens a file that it is given.
@@ -138,7 +138,7 @@ mod tests {
         let (hard, soft) = (words(Power::Processor), words(Power::Software));
         let different: Vec<_> =
             hard.iter().zip(&soft).filter(|(one, other)| one != other).collect();
-        let soft = format!("tcg,thread=single,tb-size={CODE}");
+        let soft = format!("tcg,thread=single,tb-size={CODE_CACHE_MIB}");
         assert_eq!(
             different,
             [(&"kvm".to_owned(), &soft), (&"host".to_owned(), &"max".to_owned())]

@@ -19,15 +19,15 @@ use crate::microvm::cage::{Cage, largest_disk, limits, shown};
 use crate::microvm::driver::Machine;
 use crate::native::Native;
 
-/// What QEMU takes beside the guest's memory: itself, its compiled code, its threads.
-const OVERHEAD: u64 = 384 << 20;
-/// How long the helper inside may take to listen and to take the files.
+/// Memory of QEMU beside the guest's: itself, its compiled code, its threads.
+const MEMORY_OVERHEAD_BYTES: u64 = 384 << 20;
+/// Timeout for the helper inside to listen and to take the files.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is tried until it listens.
+/// Retry interval until the helper listens.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
-/// Where it finds its program, and where it listens: both inside.
-const PROGRAM: &str = "/stockade/vmm";
-const SOCKET: &str = "/run/vmm.sock";
+/// The helper's program and its socket, both paths inside.
+const HELPER_PROGRAM: &str = "/stockade/vmm";
+const HELPER_SOCKET: &str = "/run/vmm.sock";
 
 /// A QEMU that runs in its walls.
 pub(super) struct Caged {
@@ -45,7 +45,7 @@ pub(super) async fn start(
     order: Order,
 ) -> Result<Caged> {
     let spec = spec(machine, program)?;
-    let helper = Command::program([PROGRAM, "vmm", SOCKET]);
+    let helper = Command::program([HELPER_PROGRAM, "vmm", HELPER_SOCKET]);
     let mut caged = Caged { cage: Cage::start(native, id, &spec, &helper).await?, process: 0 };
     let handed = timeout(HANDOVER_TIMEOUT, hand_over(&caged.cage, &order)).await;
     match handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -59,8 +59,8 @@ fn spec(machine: &Machine, program: &Path) -> Result<SandboxSpec> {
     // The only files it can write are the disks.
     let disk = largest_disk(machine).max(1 << 20);
     Ok(SandboxSpec {
-        mounts: vec![shown(program, PROGRAM, true)?],
-        limits: limits(machine, OVERHEAD, disk),
+        mounts: vec![shown(program, HELPER_PROGRAM, true)?],
+        limits: limits(machine, MEMORY_OVERHEAD_BYTES, disk),
         network: Network::None,
         ..SandboxSpec::default()
     })
@@ -77,7 +77,7 @@ async fn hand_over(cage: &Cage, order: &Order) -> io::Result<i32> {
 
 /// Connects to the helper as soon as it listens.
 async fn connect(cage: &Cage) -> io::Result<UnixStream> {
-    let path = cage.path_of(SOCKET).ok_or(io::ErrorKind::NotConnected)?;
+    let path = cage.path_of(HELPER_SOCKET).ok_or(io::ErrorKind::NotConnected)?;
     loop {
         match UnixStream::connect(&path).await {
             Err(error) if not_yet(&error) => tokio::time::sleep(CONNECT_INTERVAL).await,

@@ -17,8 +17,8 @@ use crate::microvm::driver::Saved;
 use crate::microvm::sparse;
 use crate::microvm::touched::{self, Seen};
 
-/// What the memory of machines is called.
-const NAME: &str = "stockade-memory";
+/// The memfd name of machines' memory.
+const MEMFD_NAME: &str = "stockade-memory";
 
 /// One of them.
 pub(super) struct Memory {
@@ -44,7 +44,7 @@ struct Known {
 /// Which file it is: another one may have its name by now.
 type Which = (u64, u64);
 
-fn which(file: &File) -> io::Result<Which> {
+fn identify_file(file: &File) -> io::Result<Which> {
     file.metadata().map(|found| (found.dev(), found.ino()))
 }
 
@@ -55,7 +55,7 @@ impl Memories {
         let touched = saved.touched.as_ref().map(File::open).transpose()?;
         let mut known = lock(&self.0);
         let Some(pages) = &touched else {
-            let key = which(&base)?;
+            let key = identify_file(&base)?;
             if let Some(memory) = known.whole.get(&key) {
                 return Ok(Arc::clone(memory));
             }
@@ -63,7 +63,7 @@ impl Memories {
             known.whole.insert(key, Arc::clone(&memory));
             return Ok(memory);
         };
-        let key = (which(&base)?, which(pages)?);
+        let key = (identify_file(&base)?, identify_file(pages)?);
         if let Some(memory) = known.touched.get(&key).and_then(Weak::upgrade) {
             return Ok(memory);
         }
@@ -118,7 +118,7 @@ impl Memory {
     /// Writes the pages that this process has touched, and those that were different before.
     pub(super) fn keep_touched(&self, process: i32, saved: &Saved) -> io::Result<()> {
         let Some(to) = &saved.touched else { return Err(io::ErrorKind::InvalidInput.into()) };
-        let seen = Seen::of(process, NAME)?;
+        let seen = Seen::of(process, MEMFD_NAME)?;
         let mut pages = seen.touched()?;
         pages.extend(lock(&self.changed).iter().flatten());
         pages.sort_unstable();
@@ -135,12 +135,12 @@ pub(super) fn keep_all(memory: &OwnedFd, saved: &Saved) -> io::Result<()> {
 
 /// Whether the memory of this process can be seen from here.
 pub(super) fn is_seen(process: i32) -> bool {
-    Seen::of(process, NAME).and_then(|seen| seen.touched()).is_ok()
+    Seen::of(process, MEMFD_NAME).and_then(|seen| seen.touched()).is_ok()
 }
 
 /// Memory in which nothing is.
 pub(super) fn sized(size: Bytes) -> io::Result<OwnedFd> {
-    let memory = memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let memory = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, size.0)?;
     Ok(memory)
 }
@@ -152,13 +152,13 @@ mod tests {
 
     use super::*;
 
-    const SIZE: Bytes = Bytes::mib(1);
+    const MEMORY_SIZE: Bytes = Bytes::mib(1);
 
     /// A memory that begins with this, in a file that was not there before.
     fn save(dir: &std::path::Path, first: &str) -> Saved {
         let (draft, memory) = (dir.join("draft"), dir.join("memory"));
         let file = File::create(&draft).unwrap();
-        file.set_len(SIZE.0).unwrap();
+        file.set_len(MEMORY_SIZE.0).unwrap();
         file.write_all_at(first.as_bytes(), 0).unwrap();
         std::fs::rename(draft, &memory).unwrap();
         Saved { state: PathBuf::new(), memory, touched: None }
@@ -176,10 +176,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let memories = Memories::default();
         let saved = save(dir.path(), "first");
-        let first = memories.of(&saved, SIZE).unwrap();
+        let first = memories.of(&saved, MEMORY_SIZE).unwrap();
         first.filled().await.unwrap();
-        assert!(Arc::ptr_eq(&first, &memories.of(&saved, SIZE).unwrap()));
-        let next = memories.of(&save(dir.path(), "other"), SIZE).unwrap();
+        assert!(Arc::ptr_eq(&first, &memories.of(&saved, MEMORY_SIZE).unwrap()));
+        let next = memories.of(&save(dir.path(), "other"), MEMORY_SIZE).unwrap();
         next.filled().await.unwrap();
         assert!(begins_with(&first, "first") && begins_with(&next, "other"));
     }
@@ -192,7 +192,7 @@ mod tests {
         let wrong = memories.of(&saved, Bytes::mib(2)).unwrap();
         assert!(wrong.filled().await.is_err());
         memories.forget(&wrong);
-        let memory = memories.of(&saved, SIZE).unwrap();
+        let memory = memories.of(&saved, MEMORY_SIZE).unwrap();
         memory.filled().await.unwrap();
         assert!(begins_with(&memory, "first"));
     }

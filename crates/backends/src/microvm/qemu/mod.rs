@@ -34,11 +34,11 @@ use cage::Caged;
 use memory::{Memories, Memory};
 use qmp::Qmp;
 
-/// The program, which the walls show where the host has it.
-const PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
+/// QEMU's program, which the walls show where the host has it.
+const QEMU_PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
 
-/// How long it may take to say which version it is.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of the request for QEMU's version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The driver.
 pub(super) struct Qemu {
@@ -77,7 +77,7 @@ impl Ram {
 
 /// Where the program lies, if it is installed.
 pub(super) fn program() -> Option<&'static Path> {
-    Some(Path::new(PROGRAM)).filter(|path| path.is_file())
+    Some(Path::new(QEMU_PROGRAM)).filter(|path| path.is_file())
 }
 
 impl Qemu {
@@ -109,7 +109,7 @@ impl Qemu {
             memory: memory.file().as_fd(),
             shared: matches!(memory, Ram::Shared(_)),
         };
-        let mut order = Order::new(PROGRAM, self.power, machine, ends).map_err(unusable)?;
+        let mut order = Order::new(QEMU_PROGRAM, self.power, machine, ends).map_err(unusable)?;
         for (number, disk) in machine.disks.iter().enumerate() {
             let ways = if disk.read_only { &[false][..] } else { &[false, true] };
             let open = |write: &bool| File::options().read(true).write(*write).open(&disk.path);
@@ -156,9 +156,9 @@ impl Driver for Qemu {
     /// The kind of machine has no versions of its own: what it saves is that program's alone.
     async fn version(&self) -> Result<String> {
         let ask = || async {
-            let mut asked = tokio::process::Command::new(PROGRAM);
+            let mut asked = tokio::process::Command::new(QEMU_PROGRAM);
             asked.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
-            let said = timeout(PATIENCE, asked.output()).await.map_err(io::Error::from)??;
+            let said = timeout(VERSION_TIMEOUT, asked.output()).await.map_err(io::Error::from)??;
             let said = String::from_utf8_lossy(&said.stdout);
             let said = said.lines().next().unwrap_or_default().escape_debug().to_string();
             Ok(format!("{said}, {:?}", self.power))
@@ -171,7 +171,7 @@ impl Driver for Qemu {
 
     async fn boot(&self, id: &SandboxId, machine: &Machine, _dir: &Path) -> Result<Box<dyn Vm>> {
         let memory = Ram::Shared(Arc::new(memory::sized(machine.memory).map_err(no_memory)?));
-        let vm = self.start(id, machine, memory, |order| kernel(order, machine)).await?;
+        let vm = self.start(id, machine, memory, |order| add_kernel_arguments(order, machine)).await?;
         Ok(Box::new(vm))
     }
 
@@ -210,19 +210,19 @@ impl Driver for Qemu {
     }
 }
 
-/// The set of files, none of a disk's, in which QEMU finds the state of its devices.
-const STATE_SET: usize = 100;
+/// The fd set, none of a disk's, in which QEMU finds the state of its devices.
+const STATE_FDSET_ID: usize = 100;
 
 /// The ways in which QEMU may read the state of its devices: from a file that it is handed, which newer ones
 /// (11) refuse, or from one that it opens by name, which older ones (before 8.2) do not know.
 fn incoming_ways(order: &mut Order, state: &File) -> io::Result<Vec<String>> {
     let handed = order.give(state.try_clone()?.into());
-    let opened = order.give_to_open(state.try_clone()?.into(), STATE_SET);
+    let opened = order.give_to_open(state.try_clone()?.into(), STATE_FDSET_ID);
     Ok(vec![format!("fd:{handed}"), format!("file:{opened}")])
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
-fn kernel(order: &mut Order, machine: &Machine) -> io::Result<()> {
+fn add_kernel_arguments(order: &mut Order, machine: &Machine) -> io::Result<()> {
     for (name, path) in [("-kernel", &machine.kernel), ("-initrd", &machine.initramfs)] {
         let number = order.give(seal("stockade-kernel", &mut File::open(path)?)?);
         order.pair(name, format!("/proc/self/fd/{number}"));

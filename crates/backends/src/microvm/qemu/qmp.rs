@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use crate::across::vmm::send;
 
-/// The longest line that is read.
-const LINE: u64 = 1 << 20;
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The most events before an answer.
-const EVENTS: usize = 1000;
+/// Size limit of a line from QEMU.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// Timeout of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Limit of the events that are skipped before an answer.
+const MAX_SKIPPED_EVENTS: usize = 1000;
 
 /// The connection.
 pub(super) struct Qmp {
@@ -26,7 +26,7 @@ pub(super) struct Qmp {
     owed: usize,
 }
 
-fn wrong(what: String) -> io::Error {
+fn invalid_data(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
@@ -45,7 +45,7 @@ impl Qmp {
             request["arguments"] = arguments;
         }
         let text = serde_json::to_vec(&request)?;
-        let written = timeout(PATIENCE, self.stream.get_mut().write_all(&text)).await;
+        let written = timeout(ANSWER_TIMEOUT, self.stream.get_mut().write_all(&text)).await;
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         self.owed += 1;
         Ok(())
@@ -75,14 +75,14 @@ impl Qmp {
                 Err(error) => return Err(error),
             }
         }
-        Err(wrong(refusals.join("; ")))
+        Err(invalid_data(refusals.join("; ")))
     }
 
     /// Waits for every answer; the last one, if none is a refusal.
     pub(super) async fn settle(&mut self) -> io::Result<Value> {
         let mut last = Value::Null;
         while self.owed > 0 {
-            let answered = timeout(PATIENCE, self.answer()).await;
+            let answered = timeout(ANSWER_TIMEOUT, self.answer()).await;
             let answered = answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
             // A refusal is an answer too.
             self.owed -= 1;
@@ -92,22 +92,22 @@ impl Qmp {
     }
 
     async fn answer(&mut self) -> io::Result<Value> {
-        for _ in 0..EVENTS {
+        for _ in 0..MAX_SKIPPED_EVENTS {
             let mut line = String::new();
-            let mut limited = (&mut self.stream).take(LINE);
+            let mut limited = (&mut self.stream).take(MAX_LINE_BYTES);
             if limited.read_line(&mut line).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             let mut told: Value = serde_json::from_str(&line)?;
             if let Some(error) = told.get("error") {
                 let why = error.get("desc").and_then(Value::as_str).unwrap_or_default();
-                return Err(wrong(why.escape_debug().to_string()));
+                return Err(invalid_data(why.escape_debug().to_string()));
             }
             if let Some(answer) = told.get_mut("return") {
                 return Ok(answer.take());
             }
         }
-        Err(wrong("it does not answer".into()))
+        Err(invalid_data("it does not answer".into()))
     }
 
     /// Hands it an open file; the name that it has for it.
@@ -115,14 +115,14 @@ impl Qmp {
         self.settle().await?;
         let text = serde_json::to_vec(&json!({ "execute": "add-fd" }))?;
         let socket = self.stream.get_ref();
-        let writable = timeout(PATIENCE, socket.writable()).await;
+        let writable = timeout(ANSWER_TIMEOUT, socket.writable()).await;
         writable.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let files = [file];
         socket.try_io(Interest::WRITABLE, || send(socket, &text, &files))?;
         self.owed += 1;
         let given = self.settle().await?;
         let number = given.get("fdset-id").and_then(Value::as_u64);
-        let number = number.ok_or_else(|| wrong("it does not take a file".into()))?;
+        let number = number.ok_or_else(|| invalid_data("it does not take a file".into()))?;
         Ok(format!("/dev/fdset/{number}"))
     }
 

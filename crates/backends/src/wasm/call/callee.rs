@@ -65,8 +65,8 @@ impl Callee {
         let _running = machine.running();
         let made = instantiate(&mut store, &machine, kind, &binary).await;
         let made = made.map_err(|error| ended(Phase::Making, &error, &store))?;
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        static NEXT_CALLEE_NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT_CALLEE_NUMBER.fetch_add(1, Ordering::Relaxed);
         Ok(Self { store, made, machine, limits, number, _running })
     }
 
@@ -191,14 +191,14 @@ async fn call_core(
     let arguments: Vec<CoreVal> = match arguments {
         Arguments::Values(values) => values.iter().map(to_core).collect::<Result<_>>()?,
         Arguments::Text(texts) => {
-            demand(expected, texts.len())?;
+            check_argument_count(expected, texts.len())?;
             kind.params()
                 .zip(&texts)
                 .map(|(kind, text)| read(&kind, text))
                 .collect::<Result<_>>()?
         }
     };
-    demand(expected, arguments.len())?;
+    check_argument_count(expected, arguments.len())?;
     for (given, wanted) in arguments.iter().zip(kind.params()) {
         let fits = given.ty(&*store).is_ok_and(|given| ValType::eq(&given, &wanted));
         if !fits {
@@ -236,14 +236,14 @@ async fn call_component(
     let arguments: Vec<Val> = match arguments {
         Arguments::Values(values) => values,
         Arguments::Text(texts) => {
-            demand(types.len(), texts.len())?;
+            check_argument_count(types.len(), texts.len())?;
             let read = |(kind, text): (&Type, &String)| {
                 Val::from_wave(kind, text).map_err(|error| invalid(format!("`{text}`: {error}")))
             };
             types.iter().zip(&texts).map(read).collect::<Result<_>>()?
         }
     };
-    demand(types.len(), arguments.len())?;
+    check_argument_count(types.len(), arguments.len())?;
     let mut results = vec![Val::Bool(false); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
     called.map_err(|error| ended(Phase::Running, &error, store))?;
@@ -254,7 +254,7 @@ fn unknown(name: &str) -> Error {
     invalid(format!("there is no function `{name}`")).remedy("list them without naming one")
 }
 
-fn demand(expected: usize, given: usize) -> Result<()> {
+fn check_argument_count(expected: usize, given: usize) -> Result<()> {
     if expected == given {
         return Ok(());
     }

@@ -4,12 +4,12 @@
 use wasm_encoder::{ExportKind, ExportSection, Module, RawSection};
 use wasmparser::{ExternalKind, Parser, Payload, TypeRef};
 
-/// What the names of these exports begin with.
-const OURS: &str = "stockade:state:";
+/// Prefix of these exports' names.
+const STATE_EXPORT_PREFIX: &str = "stockade:state:";
 
 /// Whether an export is one of these.
 pub(super) fn is_ours(name: &str) -> bool {
-    name.starts_with(OURS)
+    name.starts_with(STATE_EXPORT_PREFIX)
 }
 
 /// How many of each there are, imported ones first.
@@ -29,7 +29,7 @@ pub(super) fn reveal(binary: &[u8]) -> wasmtime::Result<Vec<u8>> {
     let (memories, tables) = counts.imported;
     let mut number = 0;
     let mut add = |kind, index| {
-        exports.export(&format!("{OURS}{number}"), kind, index);
+        exports.export(&format!("{STATE_EXPORT_PREFIX}{number}"), kind, index);
         number += 1;
     };
     (memories..counts.memories).for_each(|index| add(ExportKind::Memory, index));
@@ -86,8 +86,8 @@ fn kind(kind: ExternalKind) -> ExportKind {
     }
 }
 
-/// The number of the export section, and of those that come after it.
-const EXPORTS: u8 = 7;
+/// Identifier of the export section in the binary format; sections follow in the order of theirs.
+const EXPORT_SECTION_ID: u8 = 7;
 
 /// Copies every section as it is, with other exports in their place.
 fn rebuild(binary: &[u8], exports: &ExportSection) -> wasmtime::Result<Vec<u8>> {
@@ -96,11 +96,11 @@ fn rebuild(binary: &[u8], exports: &ExportSection) -> wasmtime::Result<Vec<u8>> 
     for payload in Parser::new(0).parse_all(binary) {
         let payload = payload?;
         let Some((id, range)) = payload.as_section() else { continue };
-        if !added && (id == EXPORTS || (id > EXPORTS && id < 12)) {
+        if !added && (id == EXPORT_SECTION_ID || (id > EXPORT_SECTION_ID && id < 12)) {
             module.section(exports);
             added = true;
         }
-        if id != EXPORTS {
+        if id != EXPORT_SECTION_ID {
             let data = binary.get(range).unwrap_or_default();
             module.section(&RawSection { id, data });
         }

@@ -69,7 +69,7 @@ impl Image {
         for (name, part) in self.parts.iter() {
             let found = instance.get_export(&mut *store, name);
             let found = found.ok_or_else(|| unfit("the instance is another"))?;
-            put(store, found, part)?;
+            restore_part(store, found, part)?;
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ fn captured(store: &mut Store<State>, part: Extern) -> Result<Part> {
     }
 }
 
-fn put(store: &mut Store<State>, into: Extern, part: &Part) -> Result<()> {
+fn restore_part(store: &mut Store<State>, into: Extern, part: &Part) -> Result<()> {
     let failed = |error: wasmtime::Error| unfit(format!("{error:#}"));
     match (into, part) {
         (Extern::Memory(memory), Part::Memory(bytes)) => {

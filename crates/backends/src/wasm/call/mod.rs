@@ -17,8 +17,8 @@ pub use image::Image;
 use super::engine::Mode;
 use super::{NAME, Shared, Wasm};
 
-/// How many requests wait for an instance.
-const QUEUE: usize = 16;
+/// Request queue length of an instance.
+const REQUEST_QUEUE_LENGTH: usize = 16;
 
 /// What a call did to its end: its values, and what it took.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +63,7 @@ impl Wasm {
         limits: &Limits,
         deterministic: bool,
     ) -> Result<Instance> {
-        let (requests, queue) = mpsc::channel(QUEUE);
+        let (requests, queue) = mpsc::channel(REQUEST_QUEUE_LENGTH);
         let (killed, killing) = watch::channel(false);
         let (ready, made) = oneshot::channel();
         let (shared, limits) = (Arc::clone(&self.shared), *limits);
@@ -84,8 +84,8 @@ impl Wasm {
         })?;
         // Compiling cannot be interrupted, so that this is the one thing that is timed from outside.
         let mut instance = Instance { requests, killed, ended: Arc::default() };
-        let made = within(wall_time, "instantiate", made).await?;
-        instance.ended = made.map_err(|_| gone("instantiate"))??;
+        let made = with_timeout(wall_time, "instantiate", made).await?;
+        instance.ended = made.map_err(|_| instance_gone("instantiate"))??;
         Ok(instance)
     }
 }
@@ -111,7 +111,7 @@ async fn serve(
                 // From here, where it begins: waiting for others is not its time, and it is held to
                 // its time though nobody waits for it any more.
                 let call = callee.call(&name, arguments);
-                let answer = within(limits.wall_time, "call", call).await.flatten();
+                let answer = with_timeout(limits.wall_time, "call", call).await.flatten();
                 let ended = answer.as_ref().is_err_and(|error| error.code() != ErrorCode::Invalid);
                 let _ = reply.send(answer);
                 ended
@@ -151,7 +151,7 @@ impl Instance {
     pub async fn functions(&self) -> Result<Vec<String>> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::Functions(reply)).await?;
-        answer.await.map_err(|_| gone("list"))
+        answer.await.map_err(|_| instance_gone("list"))
     }
 
     /// Captures memories, globals and tables as they are between two calls. Requires a core module: a
@@ -159,14 +159,14 @@ impl Instance {
     pub async fn capture(&self) -> Result<Image> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::Capture(reply)).await?;
-        answer.await.map_err(|_| gone("capture"))?
+        answer.await.map_err(|_| instance_gone("capture"))?
     }
 
     /// Brings a captured state of this very instance back.
     pub async fn bring_back(&self, image: &Image) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::BringBack(image.clone(), reply)).await?;
-        answer.await.map_err(|_| gone("restore"))?
+        answer.await.map_err(|_| instance_gone("restore"))?
     }
 
     /// How it ended, if a call did that to it; one that took too long was ended from outside.
@@ -177,16 +177,16 @@ impl Instance {
     async fn ask(&self, function: &str, arguments: Arguments) -> Result<Answer> {
         let (reply, answer) = oneshot::channel();
         self.send(Request::Call(function.to_owned(), arguments, reply)).await?;
-        answer.await.map_err(|_| gone("call"))?
+        answer.await.map_err(|_| instance_gone("call"))?
     }
 
     async fn send(&self, request: Request) -> Result<()> {
-        self.requests.send(request).await.map_err(|_| gone("call"))
+        self.requests.send(request).await.map_err(|_| instance_gone("call"))
     }
 }
 
 /// Something that may take only so long.
-async fn within<T>(
+async fn with_timeout<T>(
     wall_time: Option<Span>,
     what: &'static str,
     done: impl Future<Output = T>,
@@ -204,7 +204,7 @@ impl Drop for Instance {
     }
 }
 
-fn gone(what: &'static str) -> Error {
+fn instance_gone(what: &'static str) -> Error {
     Error::new(ErrorCode::Gone, what, "the instance has ended")
         .backend(NAME)
         .remedy("instantiate it anew")

@@ -6,7 +6,7 @@ use stockade_core::{Entry, EntryKind, ErrorCode, Result};
 use super::path;
 use crate::lasting::client::Connection;
 use crate::lasting::fault::out_of_turn;
-use crate::lasting::message::{PIECE, Reply, Request};
+use crate::lasting::message::{CHUNK_BYTES, Reply, Request};
 
 /// A sandbox's files.
 pub struct Guest(Connection);
@@ -54,7 +54,7 @@ impl Guest {
 
     /// A piece of a file; the last one is short.
     pub async fn read(&mut self, at: &str, offset: u64) -> Result<Bytes> {
-        let request = Request::Read { path: path(at)?, offset, most: PIECE };
+        let request = Request::Read { path: path(at)?, offset, most: CHUNK_BYTES };
         match self.0.ask(&request).await? {
             (Reply::Data, data) => Ok(data),
             _ => Err(out_of_turn(self.0.operation)),

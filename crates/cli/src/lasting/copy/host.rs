@@ -12,10 +12,10 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use stockade_core::{EntryKind, Error, ErrorCode};
 
-use super::CP;
+use super::CP_OPERATION;
 use crate::umask;
 
-const BELOW: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+const NOFOLLOW_FLAGS: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// Opens what the caller named, wherever that leads.
 pub fn open_named(path: &Path) -> io::Result<OwnedFd> {
@@ -25,7 +25,7 @@ pub fn open_named(path: &Path) -> io::Result<OwnedFd> {
 
 /// Opens a file or directory for reading.
 pub fn open(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(dir, name, OFlags::RDONLY | BELOW, Mode::empty())?)
+    Ok(rustix::fs::openat(dir, name, OFlags::RDONLY | NOFOLLOW_FLAGS, Mode::empty())?)
 }
 
 /// What kind of thing a handle or a name is, and whether it can be executed.
@@ -85,7 +85,7 @@ pub fn make_dir(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
         Err(Errno::EXIST) => false,
         Err(errno) => return Err(errno.into()),
     };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | BELOW;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | NOFOLLOW_FLAGS;
     let made = rustix::fs::openat(dir, name, flags, Mode::empty())?;
     if new {
         umask::give_to_caller(&made, mode)?;
@@ -96,7 +96,7 @@ pub fn make_dir(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
 /// Makes a regular file, or empties the one that is there.
 pub fn create(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File> {
     let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
-    let flags = OFlags::WRONLY | BELOW;
+    let flags = OFlags::WRONLY | NOFOLLOW_FLAGS;
     let new = rustix::fs::openat(&dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
     let file: File = match new {
         Ok(new) => {
@@ -121,5 +121,5 @@ pub fn failed(what: &'static str, path: &str, error: io::Error) -> Error {
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => ErrorCode::Denied,
         Some(_) | None => ErrorCode::System,
     };
-    Error::new(code, CP, format!("`{}` cannot be {what}", path.escape_debug())).source(error)
+    Error::new(code, CP_OPERATION, format!("`{}` cannot be {what}", path.escape_debug())).source(error)
 }

@@ -10,8 +10,8 @@ use std::rc::Rc;
 use stockade_core::{EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP, LINK, SPECIAL, Summary, host, join, name_of, stays_inside};
-use crate::lasting::message::PIECE;
+use super::{CP_OPERATION, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, Summary, host, join, name_of, stays_inside};
+use crate::lasting::message::CHUNK_BYTES;
 
 /// Something that is still to be copied.
 struct Due {
@@ -28,7 +28,7 @@ struct Due {
 pub async fn copy(source: &Path, guest: &mut Guest, target: &str) -> Result<Summary> {
     let shown = source.display().to_string();
     let opened = host::open_named(source).map_err(|error| host::failed("read", &shown, error))?;
-    let target = settle(source, guest, target).await?;
+    let target = resolve_target(source, guest, target).await?;
     let mut job = Job { guest, summary: Summary::default(), due: Vec::new() };
     job.take(opened, shown, target, 0).await?;
     while let Some(due) = job.due.pop() {
@@ -39,7 +39,7 @@ pub async fn copy(source: &Path, guest: &mut Guest, target: &str) -> Result<Summ
 }
 
 /// Where it will be in the sandbox.
-async fn settle(source: &Path, guest: &mut Guest, target: &str) -> Result<String> {
+async fn resolve_target(source: &Path, guest: &mut Guest, target: &str) -> Result<String> {
     if !guest.is_dir(target).await? {
         if !target.ends_with('/') {
             return Ok(target.to_owned());
@@ -61,7 +61,7 @@ impl Job<'_> {
         let failed = |error| host::failed("read", &due.source, error);
         match host::look(&due.dir, &due.name).map_err(failed)? {
             EntryKind::Symlink => self.link(due)?,
-            EntryKind::Other => self.summary.skip(&due.source, SPECIAL),
+            EntryKind::Other => self.summary.skip(&due.source, SPECIAL_FILE_SKIPPED),
             EntryKind::File | EntryKind::Directory => {
                 let opened = host::open(&due.dir, &due.name).map_err(failed)?;
                 self.take(opened, due.source, due.target, due.depth + 1).await?;
@@ -79,7 +79,7 @@ impl Job<'_> {
                 self.summary.links += 1;
                 self.summary.links_due.push((leads, due.target));
             }
-            None => self.summary.skip(&due.source, LINK),
+            None => self.summary.skip(&due.source, ESCAPING_LINK_SKIPPED),
         }
         Ok(())
     }
@@ -104,14 +104,14 @@ impl Job<'_> {
             }
             (EntryKind::Directory, _) => self.directory(opened, &source, &target, depth).await,
             (EntryKind::Symlink | EntryKind::Other, _) => {
-                self.summary.skip(&source, SPECIAL);
+                self.summary.skip(&source, SPECIAL_FILE_SKIPPED);
                 Ok(())
             }
         }
     }
 
     async fn file(&mut self, mut file: File, source: &str, target: &str) -> Result<()> {
-        let mut piece = vec![0; PIECE as usize];
+        let mut piece = vec![0; CHUNK_BYTES as usize];
         let mut append = false;
         loop {
             let read =
@@ -151,6 +151,6 @@ impl Job<'_> {
 fn text(name: &std::ffi::OsStr) -> Result<String> {
     name.to_str().map(str::to_owned).ok_or_else(|| {
         let message = format!("`{}` is not valid UTF-8", name.to_string_lossy());
-        Error::new(ErrorCode::Invalid, CP, message).remedy("rename it, or copy an archive")
+        Error::new(ErrorCode::Invalid, CP_OPERATION, message).remedy("rename it, or copy an archive")
     })
 }

@@ -18,11 +18,11 @@ use stockade_core::{Error, ErrorCode, Result, SandboxPath};
 pub use guest::Guest;
 pub use programs::Programs;
 
-const CP: &str = "cp";
+const CP_OPERATION: &str = "cp";
 /// Most files and directories of one copy.
 const MOST_ENTRIES: u64 = 1_000_000;
-const LINK: &str = "left out: a symbolic link that leads out of what is copied";
-const SPECIAL: &str = "left out: neither a file nor a directory";
+const ESCAPING_LINK_SKIPPED: &str = "left out: a symbolic link that leads out of what is copied";
+const SPECIAL_FILE_SKIPPED: &str = "left out: neither a file nor a directory";
 
 /// What was copied.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Summary {
             return Ok(());
         }
         let message = format!("there are more than {MOST_ENTRIES} files and directories");
-        Err(Error::new(ErrorCode::TooLarge, CP, message).remedy("copy a part, or an archive"))
+        Err(Error::new(ErrorCode::TooLarge, CP_OPERATION, message).remedy("copy a part, or an archive"))
     }
 }
 
@@ -97,7 +97,7 @@ fn join(base: &str, name: &str) -> String {
 
 fn path(text: &str) -> Result<SandboxPath> {
     text.parse().map_err(|error: stockade_core::PathError| {
-        Error::new(ErrorCode::PathEscapes, CP, error.to_string())
+        Error::new(ErrorCode::PathEscapes, CP_OPERATION, error.to_string())
             .remedy("name a path inside the sandbox")
     })
 }

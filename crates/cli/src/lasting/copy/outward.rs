@@ -11,8 +11,8 @@ use std::rc::Rc;
 use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP, LINK, Programs, SPECIAL, Summary, host, join, name_of, stays_inside};
-use crate::lasting::message::PIECE;
+use super::{CP_OPERATION, ESCAPING_LINK_SKIPPED, Programs, SPECIAL_FILE_SKIPPED, Summary, host, join, name_of, stays_inside};
+use crate::lasting::message::CHUNK_BYTES;
 
 /// Something that is still to be copied.
 struct Due {
@@ -36,7 +36,7 @@ pub async fn copy(
 ) -> Result<Summary> {
     let Some(entry) = guest.stat(source).await? else {
         let message = format!("the sandbox has no `{}`", source.escape_debug());
-        return Err(Error::new(ErrorCode::NotFound, CP, message));
+        return Err(Error::new(ErrorCode::NotFound, CP_OPERATION, message));
     };
     let (summary, due) = (Summary::default(), Vec::new());
     let mut job = Job { guest, programs, summary, due, most: most.0 };
@@ -54,7 +54,7 @@ pub async fn copy(
 fn not_copied(source: &str, kind: EntryKind) -> Error {
     let what = if kind == EntryKind::Symlink { "a symbolic link" } else { "a special file" };
     let message = format!("`{}` is {what}", source.escape_debug());
-    Error::new(ErrorCode::Invalid, CP, message).remedy("name a file or a directory")
+    Error::new(ErrorCode::Invalid, CP_OPERATION, message).remedy("name a file or a directory")
 }
 
 struct Job<'a> {
@@ -95,7 +95,7 @@ impl Job<'_> {
     async fn step(&mut self, due: Due) -> Result<()> {
         let failed = |error| host::failed("written", &due.name, error);
         match due.entry.kind {
-            EntryKind::Symlink | EntryKind::Other => self.summary.skip(&due.source, SPECIAL),
+            EntryKind::Symlink | EntryKind::Other => self.summary.skip(&due.source, SPECIAL_FILE_SKIPPED),
             EntryKind::Directory => {
                 let dir = host::make_dir(&due.dir, OsStr::new(&due.name)).map_err(failed)?;
                 self.summary.directories += 1;
@@ -144,7 +144,7 @@ impl Job<'_> {
                         .map_err(|error| host::failed("written", name, error))?;
                     self.summary.links += 1;
                 }
-                None => self.summary.skip(path, LINK),
+                None => self.summary.skip(path, ESCAPING_LINK_SKIPPED),
             }
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Job<'_> {
             self.most = self.most.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
             file.write_all(&piece).map_err(|error| host::failed("written", &due.name, error))?;
             offset += piece.len() as u64;
-            if piece.len() < PIECE as usize {
+            if piece.len() < CHUNK_BYTES as usize {
                 break;
             }
         }
@@ -174,13 +174,13 @@ fn checked(name: &str) -> Result<&str> {
         (Some(Component::Normal(only)), None) if only == name && !name.contains('\0') => Ok(name),
         _ => {
             let message = format!("the sandbox names a file `{}`", name.escape_debug());
-            Err(Error::new(ErrorCode::PathEscapes, CP, message))
+            Err(Error::new(ErrorCode::PathEscapes, CP_OPERATION, message))
         }
     }
 }
 
 fn too_large() -> Error {
-    Error::new(ErrorCode::TooLarge, CP, "there is more than --max-size allows")
+    Error::new(ErrorCode::TooLarge, CP_OPERATION, "there is more than --max-size allows")
         .remedy("copy a part, or raise --max-size")
 }
 

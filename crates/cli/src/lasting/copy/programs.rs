@@ -4,19 +4,19 @@
 use stockade_core::{Bytes, Command, Result, SandboxId, Span, StreamId, WORKSPACE_ROOT};
 use stockade_engine::OutputEvent;
 
-use super::CP;
+use super::CP_OPERATION;
 use crate::attend::Events;
 use crate::lasting::place::Place;
 use crate::lasting::remote::Remote;
 
 /// Paths in one command, well below what an argument list may hold.
-const BATCH: usize = 16;
-const TIME: Span = Span::secs(30);
+const MAX_BATCH_PATHS: usize = 16;
+const PROGRAM_TIMEOUT: Span = Span::secs(30);
 /// More than the targets of one batch of links take.
 const MAX_OUTPUT: Bytes = Bytes(256 << 10);
 
-/// Never into a directory that is there under a link's name.
-const LINK: &str = r#"while [ $# -gt 1 ]; do
+/// Script that makes links, never into a directory that is there under a link's name.
+const MAKE_LINK: &str = r#"while [ $# -gt 1 ]; do
     if [ -d "$2" ] && [ ! -L "$2" ]; then exit 1; fi
     ln -sfn -- "$1" "$2" || exit 1
     shift 2
@@ -35,7 +35,7 @@ impl Programs<'_> {
     /// Makes these executable; answers those for which that did not work.
     pub async fn make_executable<'p>(&self, paths: &'p [String]) -> Result<Vec<&'p String>> {
         let mut failed = Vec::new();
-        for some in paths.chunks(BATCH) {
+        for some in paths.chunks(MAX_BATCH_PATHS) {
             let argv = ["chmod", "+x", "--"].map(str::to_owned).into_iter();
             if self.run(argv.chain(some.iter().cloned())).await?.is_none() {
                 failed.extend(some);
@@ -47,9 +47,9 @@ impl Programs<'_> {
     /// Makes symbolic links, each given as target and path; answers those for which that did not work.
     pub async fn make_links<'p>(&self, links: &'p [(String, String)]) -> Result<Vec<&'p String>> {
         let mut failed = Vec::new();
-        for some in links.chunks(BATCH) {
+        for some in links.chunks(MAX_BATCH_PATHS) {
             let words = some.iter().flat_map(|(target, path)| [target.clone(), path.clone()]);
-            if self.run(shell(LINK).chain(words)).await?.is_none() {
+            if self.run(shell(MAKE_LINK).chain(words)).await?.is_none() {
                 failed.extend(some.iter().map(|(_, path)| path));
             }
         }
@@ -59,7 +59,7 @@ impl Programs<'_> {
     /// Where symbolic links lead, in their order; nothing for those that cannot be read as text.
     pub async fn read_links(&self, paths: &[String]) -> Result<Vec<Option<String>>> {
         let mut targets = Vec::new();
-        for some in paths.chunks(BATCH) {
+        for some in paths.chunks(MAX_BATCH_PATHS) {
             let said = self.run(shell(READ_LINK).chain(some.iter().cloned())).await?;
             let said = said.and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
             let read: Vec<_> = said.split_terminator('\0').map(str::to_owned).collect();
@@ -75,11 +75,11 @@ impl Programs<'_> {
     async fn run(&self, argv: impl Iterator<Item = String>) -> Result<Option<Vec<u8>>> {
         let command = Command {
             dir: WORKSPACE_ROOT.parse().ok(),
-            wall_time: Some(TIME),
+            wall_time: Some(PROGRAM_TIMEOUT),
             output: Some(MAX_OUTPUT),
             ..Command::program(argv)
         };
-        let connection = self.place.reach(self.id, CP).await?;
+        let connection = self.place.reach(self.id, CP_OPERATION).await?;
         let mut remote = Remote::exec(connection, command, false).await?;
         let mut output = Vec::new();
         while let Some(event) = remote.events.next().await? {

@@ -29,7 +29,7 @@ pub async fn exec(mut session: Session, command: Command, detach: bool) -> Resul
         return session.reply(&started).await;
     }
     session.reply(&started).await?;
-    stay(&mut session, execution, follower).await
+    serve_client(&mut session, execution, follower).await
 }
 
 /// What is said about a program before its events.
@@ -41,7 +41,7 @@ pub fn started(program: &Watcher) -> Reply {
     }
 }
 
-async fn stay(
+async fn serve_client(
     session: &mut Session,
     execution: Execution,
     follower: Subscription,
@@ -50,14 +50,14 @@ async fn stay(
     let (input, pieces) = mpsc::channel(2);
     let (taken, mut acknowledged) = mpsc::channel(2);
     tokio::select! {
-        result = listen(&mut session.reader, &execution, input) => result,
-        result = tell(&mut session.writer, follower, &mut acknowledged) => result,
+        result = receive_requests(&mut session.reader, &execution, input) => result,
+        result = send_events(&mut session.writer, follower, &mut acknowledged) => result,
         () = feed(&execution, pieces, taken) => Ok(()),
     }
 }
 
 /// Does what the client says, until it goes away.
-async fn listen(
+async fn receive_requests(
     reader: &mut OwnedReadHalf,
     execution: &Watcher,
     input: mpsc::Sender<Input>,
@@ -111,7 +111,7 @@ async fn feed(execution: &Watcher, mut pieces: mpsc::Receiver<Input>, taken: mps
 }
 
 /// Tells the client what the program does, to its end.
-async fn tell(
+async fn send_events(
     writer: &mut OwnedWriteHalf,
     mut follower: Subscription,
     taken: &mut mpsc::Receiver<()>,

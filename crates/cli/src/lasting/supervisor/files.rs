@@ -7,8 +7,8 @@ use super::host::Host;
 use crate::lasting::frame::MAX_PAYLOAD;
 use crate::lasting::message::{Reply, Request};
 
-/// Entries in one frame: with the longest names there are, still within a header.
-const BATCH: usize = 256;
+/// Directory entries in one frame: with the longest names there are, still within a header.
+const MAX_FRAME_ENTRIES: usize = 256;
 
 /// Answers one request.
 pub async fn answer(host: &Host, request: Request, payload: Bytes) -> Result<Vec<(Reply, Bytes)>> {
@@ -66,7 +66,7 @@ fn done((): ()) -> Answer {
 fn listing(mut entries: Vec<Entry>) -> Vec<(Reply, Bytes)> {
     let mut frames = Vec::new();
     loop {
-        let rest = entries.split_off(entries.len().min(BATCH));
+        let rest = entries.split_off(entries.len().min(MAX_FRAME_ENTRIES));
         let more = !rest.is_empty();
         frames.push((Reply::Entries { entries, more }, Bytes::new()));
         if !more {

@@ -21,8 +21,8 @@ use crate::views::Taken;
 
 /// Most connections at once.
 const MOST_SESSIONS: usize = 256;
-/// How long those who are connected may take to hear the end.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// Timeout for the open sessions to hear that the sandbox ended.
+const SESSIONS_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks after one sandbox.
 pub struct Keeper {
@@ -128,7 +128,7 @@ impl Keeper {
         let _ = self.sockets.remove(&self.host.id);
         self.accepting.abort();
         self.host.set_ended(ended.map_err(|error| WireError::from(&error)));
-        let _ = tokio::time::timeout(GOODBYE, self.sessions.none()).await;
+        let _ = tokio::time::timeout(SESSIONS_CLOSE_TIMEOUT, self.sessions.none()).await;
     }
 }
 

@@ -29,16 +29,16 @@ const MAX_ORDER: u64 = 8 << 20;
 /// Builds what standard input orders, says so on standard output, and looks after it to its end.
 pub async fn supervise(printer: &Printer) -> Result<i32> {
     leave_the_caller();
-    match begin(printer).await {
+    match build_keeper(printer).await {
         Ok(keeper) => {
             // A caller who has gone does not know the id: nobody would ever use the sandbox (C-32).
-            let heard = tell(&Status::Ready(keeper.ready())).is_ok();
+            let heard = write_status(&Status::Ready(keeper.ready())).is_ok();
             if heard && be_silent().is_ok() {
                 keeper.keep().await;
             }
             keeper.end().await;
         }
-        Err(error) => drop(tell(&Status::Failed(WireError::from(&error)))),
+        Err(error) => drop(write_status(&Status::Failed(WireError::from(&error)))),
     }
     Ok(0)
 }
@@ -49,7 +49,7 @@ fn leave_the_caller() {
     let _ = rustix::thread::set_name(c"stockade");
 }
 
-async fn begin(printer: &Printer) -> Result<Keeper> {
+async fn build_keeper(printer: &Printer) -> Result<Keeper> {
     let order = read_order()?;
     let settings = Settings::load(Some(&order.origin), printer)?;
     // The state directory is absolute by now, and nobody's directory is to be kept busy.
@@ -70,7 +70,7 @@ fn read_order() -> Result<Order> {
         .map_err(|error| wrong("the order cannot be understood").remedy(remedy).source(error))
 }
 
-fn tell(status: &Status) -> std::io::Result<()> {
+fn write_status(status: &Status) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(status)?;
     line.push(b'\n');
     let mut out = std::io::stdout().lock();

@@ -14,11 +14,11 @@ use super::host::Host;
 use super::{attach, files, replay, states};
 use crate::lasting::fault::WireError;
 use crate::lasting::frame::{self, FrameError};
-use crate::lasting::message::{Reply, Request, VERSION};
+use crate::lasting::message::{Reply, Request, PROTOCOL_VERSION};
 use crate::lasting::peer::{self, Stranger};
 
-/// How long a connection may take to say its first word.
-const GREETING: Duration = Duration::from_secs(5);
+/// Timeout for the first request of a connection.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One connection.
 pub struct Session {
@@ -41,11 +41,11 @@ pub async fn serve(host: Arc<Host>, stream: UnixStream) {
         Ok(()) => {}
         Err(Stranger::User) => return,
         Err(Stranger::Namespace) => {
-            let _ = tokio::time::timeout(GREETING, session.send_away()).await;
+            let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, session.send_away()).await;
             return;
         }
     }
-    if let Ok(Ok(true)) = tokio::time::timeout(GREETING, session.greet()).await {
+    if let Ok(Ok(true)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, session.greet()).await {
         let _ = session.answer_all().await;
     }
 }
@@ -61,8 +61,8 @@ impl Session {
         let Some((Request::Hello { version }, _)) = frame::receive(&mut self.reader).await? else {
             return Ok(false);
         };
-        if version == VERSION {
-            self.reply(&Reply::Hello { version: VERSION }).await?;
+        if version == PROTOCOL_VERSION {
+            self.reply(&Reply::Hello { version: PROTOCOL_VERSION }).await?;
             return Ok(true);
         }
         let message = "the sandbox was made by another version of stockade";

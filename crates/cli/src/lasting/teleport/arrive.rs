@@ -10,8 +10,8 @@ use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
 use stockade_engine::{Locked, Passing, Sharing, StateDir};
 
-use super::words::{Answer, HELLO, KEEP, MAX_PASSAGE, Passage, VERSION, Whole};
-use super::{ARRIVE, MARK, MOST};
+use super::words::{Answer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole};
+use super::{ARRIVE_COMMAND, ORIGIN_LABEL, MAX_SNAPSHOT_BYTES};
 use crate::config::Settings;
 use crate::interrupts::Interrupts;
 use crate::lasting::end::end;
@@ -22,12 +22,12 @@ use crate::lasting::place::Place;
 use crate::lasting::snapshot;
 use crate::printer::{OWN_ERROR, Printer};
 
-/// How long whoever sent it may take to say that it stays.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long others who arrive may take to clear away what they replace.
-const OTHERS: Duration = Duration::from_secs(30);
-/// What everybody holds who clears away what is replaced.
-const LOCK: &str = "arriving";
+/// Timeout for the sender's request to keep the sandbox.
+const KEEP_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout for the lock, while other arrivals clear away what they replace.
+const ARRIVAL_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Lock file that is held while an arrival clears away what it replaces.
+const ARRIVAL_LOCK_FILE: &str = "arriving";
 
 /// What is to be heard.
 #[derive(Debug, Args)]
@@ -40,15 +40,15 @@ pub struct ArriveArgs {
 /// Does it.
 pub async fn arrive(args: &ArriveArgs, printer: &Printer) -> Result<i32> {
     if let Some(version) = &args.speaks {
-        return Ok(if version == VERSION { 0 } else { OWN_ERROR });
+        return Ok(if version == TELEPORT_VERSION { 0 } else { OWN_ERROR });
     }
     // A signal undoes what was begun, as the end of the connection does.
     let mut interrupts = Interrupts::listen()?;
-    say(HELLO)?;
+    say(HELLO_LINE)?;
     let received = receive(&mut interrupts, printer).await;
     let Err(error) = received else { return Ok(0) };
     // Whoever went away has heard enough.
-    let _ = tell(&Answer::Failed(WireError::from(&error)));
+    let _ = send_answer(&Answer::Failed(WireError::from(&error)));
     Ok(OWN_ERROR)
 }
 
@@ -64,13 +64,13 @@ async fn receive(interrupts: &mut Interrupts, printer: &Printer) -> Result<()> {
     drop(came);
     let kept = keep(&place, &settings, &made, of.as_ref(), interrupts).await;
     if kept.is_err() {
-        end(&place, &settings, &made, ARRIVE).await?;
+        end(&place, &settings, &made, ARRIVE_COMMAND).await?;
     }
     kept
 }
 
 fn read_passage() -> Result<Passage> {
-    let wrong = |message| Error::new(ErrorCode::Protocol, ARRIVE, message);
+    let wrong = |message| Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, message);
     let mut line = Vec::new();
     let read = io::stdin().lock().take(MAX_PASSAGE).read_until(b'\n', &mut line);
     read.map_err(|error| wrong("what is to be made cannot be read").source(error))?;
@@ -87,7 +87,7 @@ fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
         [] => Ok(()),
         ref fields => {
             let message = format!("it names things of the host it goes to: {}", fields.join(", "));
-            Err(Error::new(ErrorCode::Denied, ARRIVE, message)
+            Err(Error::new(ErrorCode::Denied, ARRIVE_COMMAND, message)
                 .remedy("make one there with what it needs of that host"))
         }
     }
@@ -96,17 +96,17 @@ fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
 fn import(settings: &Settings) -> Result<Passing> {
     let store = Arc::new(snapshot::store(settings)?);
     let mut whole = Whole::of(io::stdin().lock());
-    let came = store.import_passing(&mut whole, MOST)?;
+    let came = store.import_passing(&mut whole, MAX_SNAPSHOT_BYTES)?;
     // What ends it is left to read.
     io::copy(&mut whole, &mut io::sink())
-        .map_err(|error| Error::new(ErrorCode::Protocol, ARRIVE, "it breaks off").source(error))?;
+        .map_err(|error| Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, "it breaks off").source(error))?;
     Ok(came)
 }
 
 fn order(passage: Passage, came: &Passing) -> Order {
     let Passage { mut spec, idle, lifetime, of } = passage;
-    spec.labels.remove(MARK);
-    spec.labels.extend(of.map(|of| (MARK.to_owned(), of.to_string())));
+    spec.labels.remove(ORIGIN_LABEL);
+    spec.labels.extend(of.map(|of| (ORIGIN_LABEL.to_owned(), of.to_string())));
     let from = Some(came.snapshot().id.clone());
     let origin = Workspace::Ephemeral;
     Order { spec, idle, lifetime, command: None, workspace: None, origin, from }
@@ -120,34 +120,34 @@ async fn keep(
     of: Option<&SandboxId>,
     interrupts: &mut Interrupts,
 ) -> Result<()> {
-    tell(&Answer::Arrived { sandbox: made.clone() })?;
-    let gone = |message| Error::new(ErrorCode::Gone, ARRIVE, message);
+    send_answer(&Answer::Arrived { sandbox: made.clone() })?;
+    let gone = |message| Error::new(ErrorCode::Gone, ARRIVE_COMMAND, message);
     let heard = tokio::task::spawn_blocking(|| {
         let mut line = String::new();
-        let read = io::stdin().lock().take(KEEP.len() as u64).read_line(&mut line);
-        read.is_ok_and(|_| line == KEEP)
+        let read = io::stdin().lock().take(KEEP_LINE.len() as u64).read_line(&mut line);
+        read.is_ok_and(|_| line == KEEP_LINE)
     });
-    let heard = interrupts.unless(tokio::time::timeout(PATIENCE, heard)).await;
+    let heard = interrupts.unless(tokio::time::timeout(KEEP_REQUEST_TIMEOUT, heard)).await;
     let Ok(Ok(Ok(true))) = heard else {
         return Err(gone("whoever sent it went away before it could stay"));
     };
-    let _alone = alone(settings)?;
+    let _alone = lock_arrivals(settings)?;
     if place.lease(made)?.is_none_or(|lease| !lease.alive) {
         return Err(gone("it ended before it could stay"));
     }
     if let Some(of) = of {
         end_others(place, settings, made, of).await?;
     }
-    tell(&Answer::Kept)
+    send_answer(&Answer::Kept)
 }
 
 /// Two that arrive in the place of the same one must not end each other.
-fn alone(settings: &Settings) -> Result<Locked> {
+fn lock_arrivals(settings: &Settings) -> Result<Locked> {
     let directory = StateDir::open(settings.state_dir()?)?.subdirectory("snapshots")?;
     let locked = directory
-        .open(LOCK, OFlags::RDWR | OFlags::CREATE)
-        .and_then(|file| Locked::within(file, Sharing::Exclusive, OTHERS));
-    let failed = |code, message| Error::new(code, ARRIVE, message);
+        .open(ARRIVAL_LOCK_FILE, OFlags::RDWR | OFlags::CREATE)
+        .and_then(|file| Locked::within(file, Sharing::Exclusive, ARRIVAL_LOCK_TIMEOUT));
+    let failed = |code, message| Error::new(code, ARRIVE_COMMAND, message);
     locked
         .map_err(|error| failed(ErrorCode::StateUnavailable, "a lock cannot be had").source(error))?
         .ok_or_else(|| failed(ErrorCode::TooSlow, "another one arrives, and does not end"))
@@ -162,16 +162,16 @@ async fn end_others(
 ) -> Result<()> {
     let of = of.to_string();
     for lease in place.list()?.leases {
-        if lease.body.id != *made && lease.body.labels.get(MARK) == Some(&of) {
-            end(place, settings, &lease.body.id, ARRIVE).await?;
+        if lease.body.id != *made && lease.body.labels.get(ORIGIN_LABEL) == Some(&of) {
+            end(place, settings, &lease.body.id, ARRIVE_COMMAND).await?;
         }
     }
     Ok(())
 }
 
-fn tell(answer: &Answer) -> Result<()> {
+fn send_answer(answer: &Answer) -> Result<()> {
     let mut line = serde_json::to_vec(answer)
-        .map_err(|error| Error::new(ErrorCode::System, ARRIVE, "the answer").source(error))?;
+        .map_err(|error| Error::new(ErrorCode::System, ARRIVE_COMMAND, "the answer").source(error))?;
     line.push(b'\n');
     say(&line)
 }
@@ -179,6 +179,6 @@ fn tell(answer: &Answer) -> Result<()> {
 fn say(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| {
-        Error::new(ErrorCode::Gone, ARRIVE, "whoever sent it went away").source(error)
+        Error::new(ErrorCode::Gone, ARRIVE_COMMAND, "whoever sent it went away").source(error)
     })
 }

@@ -27,19 +27,19 @@ use super::place::Place;
 use super::{fork, rm, snapshot};
 use crate::config::Settings;
 use crate::printer::Printer;
-use words::{Answer, HELLO, KEEP, Passage, Pieces, VERSION};
+use words::{Answer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_VERSION};
 
-const TELEPORT: &str = "teleport";
-/// The command that the other side is started with.
-pub const ARRIVE: &str = "arrive";
-/// The label that says whose place a sandbox has taken.
-pub const MARK: &str = "teleported-from";
-/// The most that a snapshot may hold on arrival.
-const MOST: Bytes = Bytes(64 << 30);
-/// How long it may take to become a sandbox there.
-const ARRIVING: Duration = Duration::from_secs(600);
-/// How long the last answer may take, with what it clears away.
-const STAYING: Duration = Duration::from_secs(120);
+const TELEPORT_OPERATION: &str = "teleport";
+/// Command that the other side is started with.
+pub const ARRIVE_COMMAND: &str = "arrive";
+/// Label that names the sandbox which a teleported one replaces.
+pub const ORIGIN_LABEL: &str = "teleported-from";
+/// Largest snapshot that is accepted on arrival.
+const MAX_SNAPSHOT_BYTES: Bytes = Bytes(64 << 30);
+/// Timeout for the snapshot to become a sandbox on the other side.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(600);
+/// Timeout for the last reply, including what the other side clears away before it.
+const KEPT_REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What to move, and where to.
 #[derive(Debug, Clone, Args)]
@@ -77,16 +77,16 @@ struct Sent {
 pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let args = &TeleportArgs { sandbox: place.resolve(&args.sandbox, TELEPORT)?, ..args.clone() };
+    let args = &TeleportArgs { sandbox: place.resolve(&args.sandbox, TELEPORT_OPERATION)?, ..args.clone() };
     let host = host(&settings, &args.to)?;
     // While this is open it counts as used, however long the way is.
-    let mut in_use = place.reach(&args.sandbox, TELEPORT).await?;
+    let mut in_use = place.reach(&args.sandbox, TELEPORT_OPERATION).await?;
     let described = fork::describe(&mut in_use).await?;
     can_travel(&described.spec)?;
     let kind = args.kind.unwrap_or(fork::fullest(&described));
     if kind == SnapshotKind::Files && !(args.keep || args.force) {
         let remedy = "end it, or move without it by --force";
-        rm::refuse_busy(&place, &args.sandbox, TELEPORT, remedy).await?;
+        rm::refuse_busy(&place, &args.sandbox, TELEPORT_OPERATION, remedy).await?;
     }
     tell_given_up(&described.spec, printer);
     let passage = passage(args, described);
@@ -100,7 +100,7 @@ pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     if !args.keep {
         end_here(&place, &settings, &args.sandbox, &host, &sent.arrived).await?;
     }
-    tell(args, &host, &sent, printer);
+    print_arrival(args, &host, &sent, printer);
     Ok(0)
 }
 
@@ -130,7 +130,7 @@ fn host(settings: &Settings, name: &str) -> Result<Host> {
 fn can_travel(spec: &SandboxSpec) -> Result<()> {
     let stays = |what: &str, remedy: &str| {
         let message = format!("{what} belongs to this host and does not move with it");
-        Err(Error::new(ErrorCode::Unsupported, TELEPORT, message).remedy(remedy))
+        Err(Error::new(ErrorCode::Unsupported, TELEPORT_OPERATION, message).remedy(remedy))
     };
     if let Some(mount) = spec.mounts.first() {
         let remedy = "make one without mounts, with what is needed in its workspace";
@@ -179,7 +179,7 @@ async fn send(
     printer: &Printer,
 ) -> Result<Sent> {
     let program = args.program.as_deref().or(settings.program_elsewhere());
-    let party = Party { program, verb: ARRIVE, version: VERSION, hello: HELLO };
+    let party = Party { program, verb: ARRIVE_COMMAND, version: TELEPORT_VERSION, hello: HELLO_LINE };
     // Before anything is captured: a host that cannot be reached costs nothing.
     let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
     let mut errand = reaching.await?;
@@ -194,10 +194,10 @@ async fn send(
     }
     let store = Arc::new(snapshot::store(settings)?);
     let passing = store.passing(taken)?;
-    let sending = carry(&mut errand, &passage, &store, &passing);
+    let sending = send_passage(&mut errand, &passage, &store, &passing);
     let arrived = match printer.patiently("carrying it there", sending).await {
         Ok(Some(arrived)) => arrived,
-        Ok(None) => return Err(errand.trouble(TELEPORT).await),
+        Ok(None) => return Err(errand.trouble(TELEPORT_OPERATION).await),
         Err(error) => return Err(error),
     };
     passing.end()?;
@@ -220,14 +220,14 @@ fn passage(args: &TeleportArgs, described: Described) -> Passage {
 }
 
 /// Sends everything and hears what it has become there; nothing if the other side went away.
-async fn carry(
+async fn send_passage(
     errand: &mut Errand,
     passage: &Passage,
     store: &Arc<Snapshots>,
     passing: &Passing,
 ) -> Result<Option<SandboxId>> {
     let mut line = serde_json::to_vec(passage).map_err(|error| {
-        Error::new(ErrorCode::System, TELEPORT, "what is to be made cannot be written")
+        Error::new(ErrorCode::System, TELEPORT_OPERATION, "what is to be made cannot be written")
             .source(error)
     })?;
     line.push(b'\n');
@@ -238,11 +238,11 @@ async fn carry(
         Err(error) if snapshot::is_closed(&error) => false,
         written => written?,
     };
-    match (hear(errand, ARRIVING).await?, whole) {
+    match (receive_answer(errand, ARRIVAL_TIMEOUT).await?, whole) {
         (Some(Answer::Arrived { sandbox }), true) => Ok(Some(sandbox)),
-        (Some(Answer::Failed(error)), _) => Err(error.into_error(TELEPORT)),
+        (Some(Answer::Failed(error)), _) => Err(error.into_error(TELEPORT_OPERATION)),
         (Some(Answer::Arrived { .. } | Answer::Kept), _) => {
-            Err(super::fault::out_of_turn(TELEPORT))
+            Err(super::fault::out_of_turn(TELEPORT_OPERATION))
         }
         (None, _) => Ok(None),
     }
@@ -256,25 +256,25 @@ fn write(out: &mut impl Write, line: &[u8], store: &Snapshots, snapshot: &Snapsh
 }
 
 fn went_away(error: io::Error) -> Error {
-    Error::new(ErrorCode::Gone, TELEPORT, "the other side went away").source(error)
+    Error::new(ErrorCode::Gone, TELEPORT_OPERATION, "the other side went away").source(error)
 }
 
-async fn hear(errand: &mut Errand, patience: Duration) -> Result<Option<Answer>> {
+async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Option<Answer>> {
     let Some(line) = errand.line(patience).await? else { return Ok(None) };
     serde_json::from_str(&line).map(Some).map_err(|error| {
-        Error::new(ErrorCode::Protocol, TELEPORT, "the answer cannot be understood").source(error)
+        Error::new(ErrorCode::Protocol, TELEPORT_OPERATION, "the answer cannot be understood").source(error)
     })
 }
 
 /// Says that it is to stay, and hears whether it does; nothing if nobody knows.
 async fn stay(errand: &mut Errand) -> Result<Option<()>> {
-    let said = errand.send(|out| out.write_all(KEEP.as_bytes()).map_err(went_away)).await?;
+    let said = errand.send(|out| out.write_all(KEEP_LINE.as_bytes()).map_err(went_away)).await?;
     if !said {
         return Ok(None);
     }
-    match hear(errand, STAYING).await {
+    match receive_answer(errand, KEPT_REPLY_TIMEOUT).await {
         Ok(Some(Answer::Kept)) => Ok(Some(())),
-        Ok(Some(Answer::Failed(error))) => Err(error.into_error(TELEPORT)),
+        Ok(Some(Answer::Failed(error))) => Err(error.into_error(TELEPORT_OPERATION)),
         Ok(Some(Answer::Arrived { .. }) | None) | Err(_) => Ok(None),
     }
 }
@@ -289,7 +289,7 @@ fn unknown(host: &Host, arrived: &SandboxId, keep: bool) -> Error {
         true => format!("see there with `stockade ps`; `stockade kill {arrived}` ends it"),
         false => "try again: what was left there is replaced then".to_owned(),
     };
-    Error::new(ErrorCode::Unavailable, TELEPORT, message).remedy(remedy)
+    Error::new(ErrorCode::Unavailable, TELEPORT_OPERATION, message).remedy(remedy)
 }
 
 async fn end_here(
@@ -299,17 +299,17 @@ async fn end_here(
     host: &Host,
     arrived: &SandboxId,
 ) -> Result<()> {
-    end(place, settings, sandbox, TELEPORT).await.map(drop).map_err(|error| {
+    end(place, settings, sandbox, TELEPORT_OPERATION).await.map(drop).map_err(|error| {
         let message = format!(
             "it lives as `{arrived}` on host `{}`, but the one here could not be ended",
             host.name
         );
         let remedy = format!("end it: `stockade kill {sandbox}`");
-        Error::new(ErrorCode::LeftBehind, TELEPORT, message).remedy(remedy).source(error)
+        Error::new(ErrorCode::LeftBehind, TELEPORT_OPERATION, message).remedy(remedy).source(error)
     })
 }
 
-fn tell(args: &TeleportArgs, host: &Host, sent: &Sent, printer: &Printer) {
+fn print_arrival(args: &TeleportArgs, host: &Host, sent: &Sent, printer: &Printer) {
     if printer.is_json() {
         printer.json(&json!({
             "sandbox": args.sandbox, "host": host.name, "arrived": sent.arrived,

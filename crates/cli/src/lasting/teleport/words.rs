@@ -9,17 +9,17 @@ use stockade_core::{SandboxId, SandboxSpec, Span};
 
 use crate::lasting::fault::WireError;
 
-/// The version of these words and of the snapshots that they carry. Raised with every change that
-/// another side misreads.
-pub const VERSION: &str = "1";
-/// The first line of the other side.
-pub const HELLO: &[u8] = b"stockade-teleport 1\n";
-/// What is said when the sandbox there is to stay.
-pub const KEEP: &str = "keep\n";
+/// Version of these messages and of the snapshots that they carry. Raised with every change that another
+/// side misreads.
+pub const TELEPORT_VERSION: &str = "1";
+/// First line that the other side sends.
+pub const HELLO_LINE: &[u8] = b"stockade-teleport 1\n";
+/// Request to keep the sandbox that arrived.
+pub const KEEP_LINE: &str = "keep\n";
 /// The longest passage: room for every variable a program can be given.
 pub const MAX_PASSAGE: u64 = 8 << 20;
-/// The longest piece.
-const PIECE: usize = 64 << 10;
+/// Longest chunk.
+const MAX_CHUNK_BYTES: usize = 64 << 10;
 
 /// What is to be made there of the snapshot that follows. It holds the environment, which is stored
 /// nowhere.
@@ -57,7 +57,7 @@ pub struct Pieces<S> {
 impl<W: Write> Pieces<W> {
     /// Writes to a stream.
     pub fn to(stream: W) -> Self {
-        Self { stream, waiting: Vec::with_capacity(PIECE) }
+        Self { stream, waiting: Vec::with_capacity(MAX_CHUNK_BYTES) }
     }
 
     /// Says that this was all, and gives the stream back.
@@ -83,9 +83,9 @@ impl<W: Write> Pieces<W> {
 
 impl<W: Write> Write for Pieces<W> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let taken = data.len().min(PIECE - self.waiting.len());
+        let taken = data.len().min(MAX_CHUNK_BYTES - self.waiting.len());
         self.waiting.extend_from_slice(&data[..taken]);
-        if self.waiting.len() == PIECE {
+        if self.waiting.len() == MAX_CHUNK_BYTES {
             self.send()?;
         }
         Ok(taken)
@@ -115,7 +115,7 @@ impl<R: Read> Whole<R> {
         self.stream.read_exact(&mut length)?;
         self.left = u32::from_le_bytes(length) as usize;
         self.over = self.left == 0;
-        match self.left <= PIECE {
+        match self.left <= MAX_CHUNK_BYTES {
             true => Ok(()),
             false => Err(io::Error::new(io::ErrorKind::InvalidData, "a piece is too long")),
         }
@@ -155,14 +155,14 @@ mod tests {
 
     #[test]
     fn what_is_sent_in_pieces_arrives_whole_and_what_follows_is_left_alone() {
-        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE] {
+        for length in [0, 1, MAX_CHUNK_BYTES - 1, MAX_CHUNK_BYTES, MAX_CHUNK_BYTES + 1, 3 * MAX_CHUNK_BYTES] {
             let data: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
-            let sent = [&in_pieces(&data), KEEP.as_bytes()].concat();
+            let sent = [&in_pieces(&data), KEEP_LINE.as_bytes()].concat();
             let mut rest = &sent[..];
             let mut arrived = Vec::new();
             Whole::of(&mut rest).read_to_end(&mut arrived).unwrap();
             assert!(arrived == data, "{length}");
-            assert_eq!(rest, KEEP.as_bytes());
+            assert_eq!(rest, KEEP_LINE.as_bytes());
         }
     }
 

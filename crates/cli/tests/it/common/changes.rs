@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::Place;
 
-pub const CHANGES: &str = "echo two >> a; rm gone; echo new > b";
+pub const CHANGES_SCRIPT: &str = "echo two >> a; rm gone; echo new > b";
 
 /// A place with a few files.
 pub fn furnished(place: Place) -> Place {

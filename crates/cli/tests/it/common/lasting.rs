@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::{Done, Place};
 
-/// How long anybody waits for something that should happen soon.
-const SOON: Duration = Duration::from_secs(30);
+/// Timeout for a condition that should hold soon.
+const CONDITION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A place whose lasting sandboxes end with it.
 pub struct Lasting(pub Place);
@@ -109,7 +109,7 @@ impl Lasting {
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < SOON, "it never came about that {what}");
+        assert!(begun.elapsed() < CONDITION_TIMEOUT, "it never came about that {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -23,8 +23,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
-/// Longer than any command here takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Timeout of a command: longer than any takes here on a busy machine.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// A user that no system has.
 const NOBODY_IN_PARTICULAR: u32 = 61234;
 
@@ -159,7 +159,7 @@ pub fn wait(mut child: Child) -> Done {
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let pid = Pid::from_child(&child);
-    let ended = ends_within(pid, DEADLINE);
+    let ended = ends_within(pid, COMMAND_TIMEOUT);
     if !ended {
         child.kill().unwrap();
     }

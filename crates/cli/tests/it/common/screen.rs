@@ -17,7 +17,7 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use super::Place;
 
-const DEADLINE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+const SCREEN_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The far side of a terminal that `stockade` runs on.
 pub struct Screen {
@@ -79,7 +79,7 @@ impl Screen {
             }
             let mut ready = [PollFd::new(&self.near, PollFlags::IN)];
             assert!(
-                poll(&mut ready, Some(&DEADLINE)).unwrap() > 0,
+                poll(&mut ready, Some(&SCREEN_TIMEOUT)).unwrap() > 0,
                 "{text:?} not in {:?}",
                 self.shown
             );

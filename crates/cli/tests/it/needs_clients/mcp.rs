@@ -10,8 +10,8 @@ use crate::common;
 use crate::common::{Done, Place, finish};
 use serde_json::Value;
 
-/// Whether the client opens with a handshake (the revisions until 2025-11-25) or not (since 2026-07-28).
-const LIVES: [&str; 2] = ["legacy", "auto"];
+/// Modes of the client: with a handshake (the revisions until 2025-11-25) or without (since 2026-07-28).
+const HANDSHAKE_MODES: [&str; 2] = ["legacy", "auto"];
 
 /// The clients that `scripts/setup` made.
 fn clients() -> PathBuf {
@@ -52,7 +52,7 @@ fn plays(place: &Place, scenario: &str, transport: &str, life: &str) {
 #[track_caller]
 fn plays_everywhere(scenario: &str) {
     for transport in ["stdio", "http"] {
-        for life in LIVES {
+        for life in HANDSHAKE_MODES {
             plays(&Place::new(), scenario, transport, life);
         }
     }
@@ -91,7 +91,7 @@ fn who_wants_to_know_is_told_how_a_command_goes() {
 
 #[test]
 fn sessions_share_nothing() {
-    for life in LIVES {
+    for life in HANDSHAKE_MODES {
         plays(&Place::new(), "apart", "http", life);
     }
 }
@@ -103,7 +103,7 @@ fn nobody_gets_in_without_the_token_or_from_elsewhere() {
 
 #[test]
 fn an_idle_session_ends_with_its_sandboxes() {
-    for life in LIVES {
+    for life in HANDSHAKE_MODES {
         plays(&Place::new(), "idle", "http", life);
     }
 }

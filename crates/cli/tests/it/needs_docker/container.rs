@@ -5,8 +5,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use crate::engines::{Engine, Kind};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
-const IMAGE: &str = "localhost/stockade-test/bare:1";
+const STOCKADE_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
+const TEST_IMAGE: &str = "localhost/stockade-test/bare:1";
 
 /// An engine with an image that holds nothing: programs are the host's.
 fn engine() -> Engine {
@@ -19,17 +19,17 @@ fn engine() -> Engine {
     }
     fs::set_permissions(root.path().join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
     let engine = Engine::start(Kind::Docker);
-    engine.import(root.path(), IMAGE);
+    engine.import(root.path(), TEST_IMAGE);
     engine
 }
 
 #[test]
 fn in_a_plain_container_something_runs_and_the_remedy_is_the_containers() {
     let engine = engine();
-    let program = format!("{PROGRAM}:/opt/stockade:ro");
+    let program = format!("{STOCKADE_PROGRAM}:/opt/stockade:ro");
     let run = |more: &[&str], args: &[&str]| {
         let shown = ["-v", "/usr:/usr:ro", "-v", &program, "-w", "/srv", "-e", "HOME=/tmp"];
-        let all = [&["run", "--rm"], &shown[..], more, &[IMAGE, "/opt/stockade"], args].concat();
+        let all = [&["run", "--rm"], &shown[..], more, &[TEST_IMAGE, "/opt/stockade"], args].concat();
         let output = engine.client(&all).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))

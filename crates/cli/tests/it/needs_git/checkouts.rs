@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::changes::{CHANGES, furnished, ids, text};
+use crate::common::changes::{CHANGES_SCRIPT, furnished, ids, text};
 use crate::common::{Done, Place, finish, wait};
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ fn a_checkout_is_worked_on_apart_from_its_repository() {
     place.write("a", "later\n");
     git(&repository, &["commit", "--quiet", "-am", "second"]);
     let source = format!("{}@v1", repository.display());
-    let line = format!("cat a; git log --oneline | wc -l; {CHANGES}");
+    let line = format!("cat a; git log --oneline | wc -l; {CHANGES_SCRIPT}");
     let done = place.stockade(&["run", "--git", &source, "--shell", &line]);
     assert_eq!((done.code, done.stdout.as_str()), (0, "one\n1\n"), "{done:?}");
     assert!(done.stderr.contains("--to DIR"), "{done:?}");

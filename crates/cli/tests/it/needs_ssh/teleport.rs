@@ -13,7 +13,7 @@ use crate::machines;
 use crate::sshd::proxy::Wire;
 use crate::sshd::{Sshd, key};
 
-const STOCKADE: &str = env!("CARGO_BIN_EXE_stockade");
+const STOCKADE_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
 
 /// Two hosts, one of which knows the way to the other.
 struct Way {
@@ -42,7 +42,7 @@ impl Way {
     /// A program for the other side that does this when it is called.
     fn program(&self, name: &str, script: &str) -> PathBuf {
         let path = self.there.path(name);
-        let script = script.replace("STOCKADE", STOCKADE);
+        let script = script.replace("STOCKADE", STOCKADE_PROGRAM);
         let text = format!("#!/bin/sh\n[ \"$2\" = --speaks ] && exit 0\n{script}\n");
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
@@ -100,7 +100,7 @@ fn stores_nothing(state: &Path) {
 }
 
 fn stockade() -> &'static Path {
-    Path::new(STOCKADE)
+    Path::new(STOCKADE_PROGRAM)
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn a_sandbox_moves_with_its_files_and_its_environment() {
     }
 }
 
-/// Counts in its memory alone.
-const COUNTING: &str = "setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.2; done' \
+/// Script that counts in its memory alone.
+const COUNTER_SCRIPT: &str = "setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.2; done' \
                         > /dev/null 2>&1 < /dev/null &";
 
 /// How far that has come, which may be writing just now.
@@ -138,7 +138,7 @@ fn count(place: &Lasting, id: &str) -> u64 {
 fn one_that_is_kept_lives_on_and_each_copy_is_another() {
     let way = Way::new();
     let id = way.sandbox();
-    let program = STOCKADE;
+    let program = STOCKADE_PROGRAM;
     let told = way.here.json(&["teleport", &id, "--to", "far", "--program", program, "--keep"]);
     assert_eq!((&told["sandbox"], &told["host"]), (&id.as_str().into(), &"far".into()));
     assert_eq!((&told["kind"], &told["kept"]), (&"files".into(), &true.into()));
@@ -389,7 +389,7 @@ mod needs_vm {
         let script = format!("HOME={} exec STOCKADE \"$@\"", home.display());
         let there = way.program("stockade", &script);
         let id = way.here.create(&["--backend", "microvm", "--no-workspace"]);
-        way.here.shell(&id, COUNTING).is(0, "", "");
+        way.here.shell(&id, COUNTER_SCRIPT).is(0, "", "");
         eventually("it counts", || count(&way.here, &id) > 3);
         let before = count(&way.here, &id);
         let moved = way.teleport(&id, &there, &[]);

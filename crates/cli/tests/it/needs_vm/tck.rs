@@ -7,9 +7,9 @@ use std::process::Command;
 use crate::common::Place;
 use crate::machines;
 
-/// What depends on the root of a machine: its files, its private places, what is captured of them. Not its memory:
-/// a snapshot of that holds the root as a whole, which takes long to store.
-const ONLY: [&str; 7] = [
+/// Cases that depend on the root of a machine: its files, its private places, what is captured of them. Not
+/// its memory: a snapshot of that holds the root as a whole, which takes long to store.
+const ROOT_CASES: [&str; 7] = [
     "a snapshot of the files",
     "a sandbox made from a snapshot",
     "a snapshot in which a byte was changed",
@@ -42,7 +42,7 @@ fn machines_with_this_hosts_own_tree_pass_the_cases_that_depend_on_it() {
     // The first machine is prepared: no case has the time for it.
     run(&place, &["run", "--backend", "microvm", "--no-workspace", "--", "true"]);
     let mut args = vec!["tck", "--backend", "microvm", "--jobs", "2", "--json"];
-    args.extend(ONLY.iter().flat_map(|text| ["--only", text]));
+    args.extend(ROOT_CASES.iter().flat_map(|text| ["--only", text]));
     let reports: serde_json::Value = serde_json::from_str(&run(&place, &args)).unwrap();
     assert!(reports[0]["counts"]["passed"].as_u64().unwrap() >= 9, "{reports}");
 }

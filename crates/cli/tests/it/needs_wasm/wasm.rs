@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::common::{Done, Place, finish};
 
-const PRINTS: &str = r#"(module
+const PRINTING_MODULE: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write"
         (func $write (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
@@ -18,9 +18,9 @@ const PRINTS: &str = r#"(module
         (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
         (call $exit (i32.const 5))))"#;
 
-const SPINS: &str = r#"(module (func (export "_start") (loop (br 0))))"#;
+const SPINNING_MODULE: &str = r#"(module (func (export "_start") (loop (br 0))))"#;
 
-const ADDS: &str = r#"(module (func (export "add") (param i32 i32) (result i32)
+const ADDING_MODULE: &str = r#"(module (func (export "add") (param i32 i32) (result i32)
     (i32.add (local.get 0) (local.get 1))))"#;
 
 /// The command, which is free to choose its backend.
@@ -37,7 +37,7 @@ fn stockade(place: &Place, args: &[&str]) -> Done {
 #[test]
 fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
     let place = Place::new();
-    place.write("prog.wat", PRINTS);
+    place.write("prog.wat", PRINTING_MODULE);
     for flags in [&[][..], &["--isolate"], &["--no-isolate"], &["--backend", "wasm"]] {
         let args = [&["run"], flags, &["--", "prog.wat"]].concat();
         stockade(&place, &args).is(5, "hi\n", "");
@@ -48,7 +48,7 @@ fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
 #[test]
 fn a_module_of_the_workspace_is_named_by_its_path_inside() {
     let place = Place::new();
-    place.write("prog.wat", PRINTS);
+    place.write("prog.wat", PRINTING_MODULE);
     for program in ["/workspace/prog.wat", "./prog.wat"] {
         for backend in [&[][..], &["--backend", "wasm"]] {
             let flags = [&["run", "--without", "host-image"], backend].concat();
@@ -61,7 +61,7 @@ fn a_module_of_the_workspace_is_named_by_its_path_inside() {
 #[test]
 fn what_a_loader_acts_on_is_for_the_program_and_not_for_its_worker() {
     let place = Place::new();
-    place.write("prog.wat", PRINTS);
+    place.write("prog.wat", PRINTING_MODULE);
     let args = ["run", "--isolate", "--env", "LD_DEBUG=all", "--env", "LD_PRELOAD=/none.so"];
     stockade(&place, &[&args[..], &["--", "prog.wat"]].concat()).is(5, "hi\n", "");
 }
@@ -72,7 +72,7 @@ fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
     let done = stockade(&place, &["explain", "--json", "--", "true"]);
     let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_ne!(told["chosen"], "wasm", "{told}");
-    place.write("prog.wat", PRINTS);
+    place.write("prog.wat", PRINTING_MODULE);
     let done = stockade(&place, &["explain", "--json", "--", "prog.wat"]);
     let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(told["chosen"], "wasm", "{told}");
@@ -84,11 +84,11 @@ fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
 #[test]
 fn fuel_ends_a_loop_by_name_and_is_told() {
     let place = Place::new();
-    place.write("spin.wat", SPINS);
+    place.write("spin.wat", SPINNING_MODULE);
     let done = stockade(&place, &["run", "--fuel", "100000", "--", "spin.wat"]);
     assert_eq!(done.code, 137, "{done:?}");
     assert!(done.stderr.contains("fuel") && done.stderr.contains("--fuel"), "{done:?}");
-    place.write("prog.wat", PRINTS);
+    place.write("prog.wat", PRINTING_MODULE);
     let fuel = || {
         let args = ["run", "--json", "--deterministic", "--fuel", "100000", "--", "prog.wat"];
         let done = stockade(&place, &args);
@@ -103,7 +103,7 @@ fn fuel_ends_a_loop_by_name_and_is_told() {
 #[test]
 fn functions_are_listed_and_called() {
     let place = Place::new();
-    place.write("adds.wat", ADDS);
+    place.write("adds.wat", ADDING_MODULE);
     let file = place.workspace().join("adds.wat");
     let file = file.to_str().unwrap();
     stockade(&place, &["wasm", "call", file]).is(0, "add\n", "");

@@ -13,15 +13,15 @@ use stockade_engine::Filter;
 
 use super::{clean_count, journal_at, place, refused};
 
-const STATE: &str = "STOCKADE_TEST_STATE";
-const COUNT: &str = "STOCKADE_TEST_COUNT";
-const DEADLINE: Duration = Duration::from_secs(60);
+const STATE_DIR_VAR: &str = "STOCKADE_TEST_STATE";
+const RECORD_COUNT_VAR: &str = "STOCKADE_TEST_COUNT";
+const CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// This test program again, in a role.
 fn role(name: &str, state: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env(STATE, state).stdout(Stdio::piped()).stdin(Stdio::null());
+    command.env(STATE_DIR_VAR, state).stdout(Stdio::piped()).stdin(Stdio::null());
     command
 }
 
@@ -42,7 +42,7 @@ impl Killed {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return assert!(status.success(), "{status}");
             }
-            assert!(start.elapsed() < DEADLINE, "a child does not end");
+            assert!(start.elapsed() < CHILD_TIMEOUT, "a child does not end");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -60,14 +60,14 @@ fn spawn(command: &mut Command) -> Killed {
 }
 
 fn state_of_role() -> PathBuf {
-    std::env::var_os(STATE).expect("a role is given its state directory").into()
+    std::env::var_os(STATE_DIR_VAR).expect("a role is given its state directory").into()
 }
 
 #[test]
 #[ignore = "a role for processes that other tests start"]
 fn role_write() {
     let journal = journal_at(&state_of_role(), 20_000);
-    let count: u64 = std::env::var(COUNT).unwrap().parse().unwrap();
+    let count: u64 = std::env::var(RECORD_COUNT_VAR).unwrap().parse().unwrap();
     println!("\nat work");
     for number in 0..count {
         journal.append(refused(&number.to_string())).unwrap();
@@ -82,7 +82,7 @@ fn eight_processes_at_once_keep_one_chain() {
         .map(|_| {
             spawn(
                 role("journal::processes::role_write", place.path())
-                    .env(COUNT, "200")
+                    .env(RECORD_COUNT_VAR, "200")
                     .stdout(Stdio::null()),
             )
         })
@@ -115,7 +115,7 @@ fn writers_killed_at_any_instant_leave_a_clean_journal() {
     for round in 0..60u64 {
         let mut writers: Vec<Killed> = (0..2)
             .map(|_| {
-                spawn(role("journal::processes::role_write", place.path()).env(COUNT, "1000000"))
+                spawn(role("journal::processes::role_write", place.path()).env(RECORD_COUNT_VAR, "1000000"))
             })
             .collect();
         writers.iter_mut().for_each(Killed::is_at_work);
@@ -134,7 +134,7 @@ fn writers_killed_at_any_instant_leave_a_clean_journal() {
 fn verification_while_others_write_is_clean() {
     let place = place();
     let journal = journal_at(place.path(), 20_000);
-    let mut writer = spawn(role("journal::processes::role_write", place.path()).env(COUNT, "2000"));
+    let mut writer = spawn(role("journal::processes::role_write", place.path()).env(RECORD_COUNT_VAR, "2000"));
     writer.is_at_work();
     let counts: Vec<u64> = (0..5).map(|_| clean_count(&journal)).collect();
     assert!(counts.is_sorted(), "{counts:?}");
@@ -202,7 +202,7 @@ fn a_write_that_does_not_fit_is_an_error_and_the_journal_heals() {
     // without unsafe code.
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]).arg(role.get_program());
-    shell.args(role.get_args()).env(STATE, place.path()).stdout(Stdio::null());
+    shell.args(role.get_args()).env(STATE_DIR_VAR, place.path()).stdout(Stdio::null());
     spawn(&mut shell).succeed();
     assert_eq!(clean_count(&journal_at(place.path(), 1 << 20)), 2, "the role did not run");
 }

@@ -9,11 +9,11 @@ use super::{
     broken, clean_count, files, journal_at, place, refused, started, stopped, write_files,
 };
 
-const SEGMENT: u64 = 2000;
+const SEGMENT_BYTES: u64 = 2000;
 
 /// A journal of several files.
 fn several(place: &tempfile::TempDir) -> Journal {
-    let journal = journal_at(place.path(), SEGMENT);
+    let journal = journal_at(place.path(), SEGMENT_BYTES);
     for number in 0..40 {
         journal.append(refused(&format!("{number}"))).unwrap();
     }
@@ -45,7 +45,7 @@ fn what_is_left_is_clean_and_can_be_read_and_written() {
     for number in 0..40 {
         journal.append(refused(&format!("{number}"))).unwrap();
     }
-    assert!(journal.prune(all_but(3 * SEGMENT)).unwrap().files > 0);
+    assert!(journal.prune(all_but(3 * SEGMENT_BYTES)).unwrap().files > 0);
     clean_count(&journal);
 }
 
@@ -83,7 +83,7 @@ fn a_file_that_nobody_recorded_as_removed_is_missed() {
     assert_eq!((broken(&dir).segment, broken(&dir).what), (first, Damage::Removed));
     write_files(&dir, &whole);
     // After a removal that was recorded too.
-    journal.prune(all_but(3 * SEGMENT)).unwrap();
+    journal.prune(all_but(3 * SEGMENT_BYTES)).unwrap();
     clean_count(&journal);
     fs::remove_file(dir.join(oldest(&dir))).unwrap();
     assert_eq!(broken(&dir).what, Damage::Removed);

@@ -10,8 +10,8 @@ use super::{broken, files, journal_at, place, started, stopped, write_files};
 
 /// A journal of five segments, as files.
 fn sample() -> &'static BTreeMap<String, Vec<u8>> {
-    static SAMPLE: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
-    SAMPLE.get_or_init(|| {
+    static SAMPLE_FILES: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
+    SAMPLE_FILES.get_or_init(|| {
         let place = place();
         let journal = journal_at(place.path(), 1700);
         for job in ["a", "b", "c", "d", "e"] {

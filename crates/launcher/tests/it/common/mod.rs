@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, Program, Workspace};
 
 /// A user that need not have an account.
-pub const ORDINARY: u32 = 54321;
-const BOUND: Duration = Duration::from_secs(60);
+pub const UNPRIVILEGED_UID: u32 = 54321;
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whose launcher it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub fn launcher_with(owner: Owner, agent: &Path) -> Launcher {
 fn as_ordinary<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let (uid, gid) = (Uid::from_raw(ORDINARY), Gid::from_raw(ORDINARY));
+            let (uid, gid) = (Uid::from_raw(UNPRIVILEGED_UID), Gid::from_raw(UNPRIVILEGED_UID));
             set_thread_groups(&[]).unwrap();
             set_thread_res_gid(gid, gid, gid).unwrap();
             set_thread_res_uid(uid, uid, uid).unwrap();
@@ -87,7 +87,7 @@ pub fn directory(owner: Owner) -> tempfile::TempDir {
 
 pub fn give(owner: Owner, path: &Path) {
     if owner == Owner::Ordinary && rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(path, Some(ORDINARY), Some(ORDINARY)).unwrap();
+        std::os::unix::fs::chown(path, Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
     }
 }
 
@@ -107,7 +107,7 @@ pub fn launch(launcher: &Launcher, plan: &LaunchPlan) -> Inside {
 
 pub fn try_launch(launcher: &Launcher, plan: &LaunchPlan) -> Result<Inside, LaunchError> {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_read_timeout(Some(BOUND)).unwrap();
+    ours.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let launched = launcher.launch(plan, theirs.into())?;
     Ok(Inside { launched, pipe: BufReader::new(ours) })
 }
@@ -155,13 +155,13 @@ impl Inside {
 
 pub fn readable(fd: impl AsFd) {
     let mut watched = [PollFd::new(&fd, PollFlags::IN)];
-    let bound = Timespec::try_from(BOUND).unwrap();
+    let bound = Timespec::try_from(TEST_TIMEOUT).unwrap();
     assert_eq!(poll(&mut watched, Some(&bound)), Ok(1), "did not end in time");
 }
 
 /// Waits, with a bound, until something that nobody announces is so.
 pub fn until(what: &str, so: impl Fn() -> bool) {
-    let deadline = Instant::now() + BOUND;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !so() {
         assert!(Instant::now() < deadline, "{what}: not in time");
         std::thread::sleep(Duration::from_millis(2));

@@ -11,7 +11,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 
-use super::{PATH, Token};
+use super::{MCP_PATH, Token};
 
 /// Who gets in.
 pub struct Guard(Token);
@@ -36,7 +36,7 @@ impl Guard {
         if !is_plain(request) {
             return Err(Refusal::Ambiguous);
         }
-        if request.uri().path() != PATH {
+        if request.uri().path() != MCP_PATH {
             return Err(Refusal::NoSuchPath);
         }
         let mut given = request.headers().get_all(AUTHORIZATION).iter();

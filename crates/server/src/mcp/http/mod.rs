@@ -28,8 +28,8 @@ pub use self::token::{Token, TokenError};
 use super::desk::Desk;
 use super::handler::Handler;
 
-/// The one path there is.
-pub const PATH: &str = "/mcp";
+/// Path of the endpoint, the only one there is.
+pub const MCP_PATH: &str = "/mcp";
 /// How long a client may take to say what it wants.
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 /// The pages of this machine, on any port.
@@ -43,8 +43,8 @@ const LOOPBACK_ORIGINS: [&str; 6] = [
 ];
 /// Memory for the head of a request.
 const HEAD_BYTES: usize = 64 << 10;
-/// After a connection could not be accepted: most likely there are too many open files.
-const BREATH: Duration = Duration::from_millis(100);
+/// Retry interval after a connection could not be accepted: most likely there are too many open files.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How clients are served.
 #[derive(Debug, Clone)]
@@ -136,7 +136,7 @@ async fn accept(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
     match listener.accept().await {
         Ok((stream, peer)) => Some((stream, peer.ip())),
         Err(_) => {
-            tokio::time::sleep(BREATH).await;
+            tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             None
         }
     }
@@ -179,5 +179,5 @@ async fn connection(stream: TcpStream, visit: Visit, door: Door, end: Cancellati
 
 /// Where clients find a server that listens here.
 pub fn url(address: SocketAddr) -> String {
-    format!("http://{address}{PATH}")
+    format!("http://{address}{MCP_PATH}")
 }

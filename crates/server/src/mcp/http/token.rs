@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use crate::mcp::pending;
 
-/// Shorter ones can be tried out.
-const LEAST: usize = 16;
+/// Shortest token: shorter ones can be tried out.
+const MIN_TOKEN_BYTES: usize = 16;
 
 /// The secret.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub struct Token(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// It could be guessed.
-    #[error("the token has fewer than {LEAST} characters")]
+    #[error("the token has fewer than {MIN_TOKEN_BYTES} characters")]
     Short,
     /// It could not be sent.
     #[error("the token has characters other than visible ASCII")]
@@ -48,7 +48,7 @@ impl TryFrom<String> for Token {
     type Error = TokenError;
 
     fn try_from(given: String) -> Result<Self, TokenError> {
-        if given.len() < LEAST {
+        if given.len() < MIN_TOKEN_BYTES {
             return Err(TokenError::Short);
         }
         if !given.bytes().all(|byte| byte.is_ascii_graphic()) {

@@ -158,8 +158,8 @@ fn launch(kind: Kind, home: &Path, socket: &Path) -> Child {
     command.spawn().unwrap_or_else(|error| panic!("{kind:?}: {error}"))
 }
 
-/// Without a network of its own making: this runtime takes some kernels' for the host's.
-const RUNTIMES: &str =
+/// Configuration of dockerd with runsc, whose own network is off: it takes some kernels' for the host's.
+const DOCKERD_CONFIG_JSON: &str =
     r#"{"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--network=none"]}}}"#;
 
 fn docker(home: &Path, socket: &Path) -> Command {
@@ -168,7 +168,7 @@ fn docker(home: &Path, socket: &Path) -> Command {
     command.arg("--pidfile").arg(home.join("pid"));
     command.arg("--host").arg(format!("unix://{}", socket.display()));
     let config = home.join("daemon.json");
-    std::fs::write(&config, RUNTIMES).unwrap();
+    std::fs::write(&config, DOCKERD_CONFIG_JSON).unwrap();
     command.arg("--config-file").arg(config).args(["--bridge", "none", "--iptables=false"]);
     command
 }

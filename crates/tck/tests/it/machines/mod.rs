@@ -11,9 +11,9 @@ use std::sync::Arc;
 use stockade_backends::microvm::{Microvm, Options};
 use stockade_tck::OnHost;
 
-/// The variables that name the two to an engine of its own.
-const ROOT: &str = "STOCKADE_TCK_MICROVM_ROOT";
-const CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
+/// Environment variables that name root and cache to an engine process.
+const ROOT_VARIABLE: &str = "STOCKADE_TCK_MICROVM_ROOT";
+const CACHE_VARIABLE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
 /// How machines are made.
 pub fn options() -> Options {
@@ -45,8 +45,8 @@ pub fn engine_process() -> Command {
 fn arguments() -> Vec<String> {
     let Options { root, cache, .. } = options();
     vec![
-        format!("{ROOT}={}", root.unwrap().display()),
-        format!("{CACHE}={}", cache.unwrap().display()),
+        format!("{ROOT_VARIABLE}={}", root.unwrap().display()),
+        format!("{CACHE_VARIABLE}={}", cache.unwrap().display()),
         env!("CARGO_BIN_EXE_stockade-tck-engine").into(),
         "microvm".into(),
     ]

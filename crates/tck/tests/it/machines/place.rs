@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Programs of the root, all of them one.
-const PROGRAMS: [&str; 15] = [
+/// Programs of the root, all of them links to busybox.
+const BUSYBOX_APPLETS: [&str; 15] = [
     "sh",
     "true",
     "cat",
@@ -25,7 +25,7 @@ const PROGRAMS: [&str; 15] = [
 ];
 
 /// Where the tests of this user keep what they share.
-fn place() -> PathBuf {
+fn shared_directory() -> PathBuf {
     match rustix::process::geteuid().is_root() {
         true => Path::new(env!("CARGO_TARGET_TMPDIR")).join("microvm"),
         false => PathBuf::from(std::env::var_os("HOME").unwrap()).join("microvm"),
@@ -34,23 +34,23 @@ fn place() -> PathBuf {
 
 /// Where what was prepared is kept.
 pub fn store() -> PathBuf {
-    place().join("store")
+    shared_directory().join("store")
 }
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
 pub fn root() -> PathBuf {
-    let root = place().join("root-3");
+    let root = shared_directory().join("root-3");
     if root.exists() {
         return root;
     }
-    fs::create_dir_all(place()).unwrap();
-    let draft = tempfile::tempdir_in(place()).unwrap();
+    fs::create_dir_all(shared_directory()).unwrap();
+    let draft = tempfile::tempdir_in(shared_directory()).unwrap();
     let made = draft.path().join("root");
     fs::create_dir_all(made.join("usr/bin")).unwrap();
     symlink("usr/bin", made.join("bin")).unwrap();
     fs::create_dir_all(made.join("etc")).unwrap();
     fs::copy("/bin/busybox", made.join("bin/busybox")).unwrap();
-    for program in PROGRAMS {
+    for program in BUSYBOX_APPLETS {
         symlink("busybox", made.join("bin").join(program)).unwrap();
     }
     fs::write(made.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").unwrap();

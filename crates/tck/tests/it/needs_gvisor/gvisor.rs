@@ -17,7 +17,7 @@ use stockade_core::{
 };
 use stockade_engine::{Engine, EngineConfig};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, OnHost, Options, Report, Status, hostile,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report, Status, hostile,
     probe_bytes, run,
 };
 
@@ -59,10 +59,10 @@ fn the_gvisor_backend_passes_for_an_ordinary_user_too() {
     );
 }
 
-/// How often an engine is killed, and how often in a long run.
-const KILLS: [u64; 2] = [10, 50];
-/// C-31 says five seconds, or the next start. What a busy machine takes is not judged here: the end is.
-const SOON: Duration = Duration::from_secs(60);
+/// Rounds in which an engine is killed: in a sample, and in a long run.
+const KILL_ROUNDS: [u64; 2] = [10, 50];
+/// Cleanup timeout after a kill. C-31 says five seconds or the next start; here a busy machine gets more.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn furnished() -> tempfile::TempDir {
     let base = tempfile::Builder::new().prefix("stockade-gvisor-test-").tempdir().unwrap();
@@ -78,7 +78,7 @@ fn engine_process(base: &Path, way: &str) -> Program {
     let mut engine = Program::new(env!("CARGO_BIN_EXE_stockade-tck-engine"));
     engine.args(["gvisor", way]).stdin(Stdio::null());
     engine.env(ENGINE_STATE, base.join("state")).env(ENGINE_WORKSPACE, base.join("workspace"));
-    engine.env(MARK, format!("killed{}", std::process::id()));
+    engine.env(MARK_VARIABLE, format!("killed{}", std::process::id()));
     engine
 }
 
@@ -93,7 +93,7 @@ fn needles(base: &Path, engine: u32) -> Vec<String> {
 }
 
 fn until_none(what: &str, look: impl Fn() -> Vec<String>) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + CLEANUP_TIMEOUT;
     loop {
         let left = look();
         if left.is_empty() {
@@ -108,7 +108,7 @@ fn until_none(what: &str, look: impl Fn() -> Vec<String>) {
 async fn nothing_is_left_of_gvisor_engines_killed_at_any_instant() {
     let base = furnished();
     let mut reaped = 0;
-    let (kills, whole) = (sample::rounds(KILLS), KILLS[1]);
+    let (kills, whole) = (sample::rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
     // A short run takes every so many of the instants that a long one takes all of.
     for round in (0..kills).map(|round| round * whole / kills) {
         let mut process = engine_process(base.path(), "churn");
@@ -234,7 +234,7 @@ fn a_full_disk_is_told_with_the_remedy_and_nothing_is_left() {
 }
 
 /// What the kit's engine process says first: that a program runs in its sandbox.
-fn runs(mut engine: Program) {
+fn start_and_kill(mut engine: Program) {
     let mut child = engine.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(
@@ -255,7 +255,7 @@ async fn a_strict_mask_of_the_engines_process_changes_nothing() {
     masked.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(engine.get_program()).arg("gvisor");
     masked.envs(engine.get_envs().filter_map(|(name, value)| Some((name, value?))));
     masked.stdin(Stdio::null());
-    runs(masked);
+    start_and_kill(masked);
     // What it left when it was killed is found and removed by the next.
     let config = EngineConfig::at(base.path().join("state"));
     let config = EngineConfig { reap_on_open: false, ..config };

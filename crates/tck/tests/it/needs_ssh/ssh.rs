@@ -35,8 +35,8 @@ async fn the_ssh_backend_passes_every_case_it_declares_the_features_for() {
     assert!(passed > 80, "only {passed} cases ran");
 }
 
-/// A user and group that nobody has.
-const NOBODY: u32 = 50123;
+/// User and group id that no account has.
+const UNPRIVILEGED_ID: u32 = 50123;
 
 #[test]
 fn the_ssh_backend_passes_for_an_ordinary_user_too() {
@@ -59,15 +59,15 @@ fn the_ssh_backend_passes_for_an_ordinary_user_too() {
 /// This program as a user whom `ssh` and its server can look up, because this process's own table of users
 /// says so, which nobody else sees.
 fn becoming_ordinary(home: &std::path::Path) -> Command {
-    std::os::unix::fs::chown(home, Some(NOBODY), Some(NOBODY)).unwrap();
+    std::os::unix::fs::chown(home, Some(UNPRIVILEGED_ID), Some(UNPRIVILEGED_ID)).unwrap();
     let users = home.join("passwd");
     let known = std::fs::read_to_string("/etc/passwd").unwrap();
-    let line = format!("stockade-test:x:{NOBODY}:{NOBODY}::{}:/bin/sh\n", home.display());
+    let line = format!("stockade-test:x:{UNPRIVILEGED_ID}:{UNPRIVILEGED_ID}::{}:/bin/sh\n", home.display());
     std::fs::write(&users, known + &line).unwrap();
     let script = "mount --bind \"$0\" /etc/passwd && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script]).arg(users);
-    let id = NOBODY.to_string();
+    let id = UNPRIVILEGED_ID.to_string();
     command.args(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"]);
     command.arg(std::env::current_exe().unwrap());
     command

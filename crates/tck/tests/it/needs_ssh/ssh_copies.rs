@@ -14,18 +14,18 @@ use stockade_core::{
 };
 use stockade_engine::{Execution, OutputEvent, Subscription};
 
-/// Directories in each other, deeper than a path can name and than descriptors can follow.
-const DEEP: &str = "d=$(printf 'd/%.0s' $(seq 1000)); mkdir -p \"a/$d\" \"b/$d\" \"c/$d\" && \
+/// Shell script that nests directories deeper than a path can name and than descriptors can follow.
+const DEEP_TREE_SCRIPT: &str = "d=$(printf 'd/%.0s' $(seq 1000)); mkdir -p \"a/$d\" \"b/$d\" \"c/$d\" && \
                     mv b \"a/$d\" && mv a \"c/$d\" && echo ready";
 
 /// The bytes that the files of a directory take.
-fn taken(dir: &Path) -> u64 {
+fn allocated_bytes(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).unwrap().flatten();
     files.map(|file| file.metadata().unwrap().blocks() * 512).sum()
 }
 
 /// A command that goes on after it has said something.
-async fn begun(bench: &Bench, id: &SandboxId, script: &str) -> (Execution, Subscription) {
+async fn start_command(bench: &Bench, id: &SandboxId, script: &str) -> (Execution, Subscription) {
     let command = Command::shell(format!("{script}; exec sleep 600"));
     let (execution, mut follower) = bench.engine.exec_followed(id, command).await.unwrap();
     assert!(matches!(follower.next().await, Some(OutputEvent::Output { .. })));
@@ -75,7 +75,7 @@ async fn what_changed_here_is_kept_when_it_had_changed_there_before_it_was_sent(
     let bench = Bench::new(vec![sshd.host()]).await;
     fs::write(bench.workspace().join("both"), "at first").unwrap();
     let id = bench.engine.create(bench.spec()).await.unwrap();
-    let (_running, _follower) = begun(&bench, &id, "echo there > both; echo ready").await;
+    let (_running, _follower) = start_command(&bench, &id, "echo there > both; echo ready").await;
     fs::write(bench.workspace().join("both"), "here, meanwhile").unwrap();
     let kept = || fs::read_to_string(bench.workspace().join("both")).unwrap();
     for expected in ["there", "here, meanwhile"] {
@@ -93,7 +93,7 @@ async fn what_changed_here_is_kept_when_it_had_changed_there_before_it_was_sent(
 async fn a_tree_too_deep_to_be_copied_is_told_and_is_in_nobodys_way() {
     let sshd = Sshd::start();
     let bench = Bench::new(vec![sshd.host()]).await;
-    let ran = bench.engine.run(bench.spec(), Command::shell(DEEP)).await.unwrap();
+    let ran = bench.engine.run(bench.spec(), Command::shell(DEEP_TREE_SCRIPT)).await.unwrap();
     let outcome = ran.outcome().await;
     let Ending::Lost(why) = &outcome.ending else { panic!("{outcome:?}") };
     assert!(why.contains("256 directories") && why.contains("exited with 0"), "{why}");
@@ -107,7 +107,7 @@ async fn what_a_dead_process_left_there_is_removed_however_deep_it_is() {
     let sshd = Sshd::start();
     let bench = Bench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
-    let (_running, _follower) = begun(&bench, &id, DEEP).await;
+    let (_running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     sshd.kill_carried();
     let measured = Ssh::new(vec![sshd.host()]).probe().await;
     assert_eq!(measured.unavailable, None);
@@ -119,7 +119,7 @@ async fn what_could_not_be_brought_back_at_the_end_is_an_error() {
     let sshd = Sshd::start();
     let bench = Bench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
-    let (running, _follower) = begun(&bench, &id, DEEP).await;
+    let (running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     // Its end cannot be told without its changes, so that it takes the sandbox along.
     let error = running.close().await.expect_err("the tree is lost");
     assert!(error.to_string().contains("not everything was brought back"), "{error}");
@@ -142,12 +142,12 @@ async fn what_takes_no_room_there_takes_none_here_and_what_takes_too_much_does_n
     let ran = bench.engine.exec(&id, Command::shell(command)).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::Exited(0));
     assert_eq!(fs::metadata(bench.workspace().join("sparse.30")).unwrap().len(), 8 << 20);
-    assert!(taken(&bench.workspace()) < 1 << 20, "{} bytes", taken(&bench.workspace()));
+    assert!(allocated_bytes(&bench.workspace()) < 1 << 20, "{} bytes", allocated_bytes(&bench.workspace()));
     let command =
         "for n in $(seq 20); do dd if=/dev/zero of=large.$n bs=1M count=3; sleep 0.3; done";
     let ran = bench.engine.exec(&id, Command::shell(command)).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::LimitExceeded(LimitKind::Disk));
-    assert!(taken(&bench.workspace()) < 9 << 20, "{} bytes", taken(&bench.workspace()));
+    assert!(allocated_bytes(&bench.workspace()) < 9 << 20, "{} bytes", allocated_bytes(&bench.workspace()));
     let error = bench.engine.destroy(&id).await.expect_err("not all of it is here");
     assert!(error.to_string().contains("may grow by"), "{error}");
     bench.engine.destroy(&id).await.unwrap();

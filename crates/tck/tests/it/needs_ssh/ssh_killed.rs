@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use crate::sample;
 use crate::sshd::Sshd;
-use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, probe_bytes};
+use stockade_tck::{ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, probe_bytes};
 
-const KILLS: [usize; 2] = [10, 50];
-/// C-31 says five seconds, or the next start. What a busy machine takes is not judged here: the end is.
-const SOON: Duration = Duration::from_secs(60);
+/// Rounds in which an engine is killed: in a sample, and in a long run.
+const KILL_ROUNDS: [usize; 2] = [10, 50];
+/// Cleanup timeout after a kill. C-31 says five seconds or the next start; here a busy machine gets more.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Numbers without luck: the same ones each time.
 struct Dice(u64);
@@ -34,7 +35,7 @@ fn engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
         .env("STOCKADE_TCK_SSH_CONFIG", sshd.config())
         .env(ENGINE_STATE, base.join("state"))
         .env(ENGINE_WORKSPACE, base.join("workspace"))
-        .env(MARK, mark)
+        .env(MARK_VARIABLE, mark)
         // So that the connection's own processes can be told apart from everybody else's.
         .env("XDG_RUNTIME_DIR", base.join("run"))
         .stdin(Stdio::null())
@@ -45,7 +46,7 @@ fn engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
 
 /// What is still there of anything that carries one of these texts, of the program that was carried there,
 /// and of directories.
-fn left(sshd: &Sshd, needles: &[&str]) -> Vec<String> {
+fn find_leftovers(sshd: &Sshd, needles: &[&str]) -> Vec<String> {
     let mut found = HostObserver::default().search(needles);
     found.extend(sshd.carried().iter().map(|pid| format!("process {pid} that was carried there")));
     let dirs = fs::read_dir(sshd.cache().join("stockade/sandboxes")).into_iter().flatten();
@@ -69,7 +70,7 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
     fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();
     let connection = run.to_str().unwrap();
     let (mut dice, mut slowest) = (Dice(0x5eed), Duration::ZERO);
-    let kills = sample::rounds(KILLS);
+    let kills = sample::rounds(KILL_ROUNDS);
     for round in 0..kills {
         let mut child = engine(&sshd, base.path(), &mark);
         if dice.below(4) > 0 {
@@ -83,11 +84,11 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
         let killed = Instant::now();
         loop {
             let needles = [mark.as_str(), connection];
-            let found = left(&sshd, &needles[..if round % 10 == 0 { 2 } else { 1 }]);
+            let found = find_leftovers(&sshd, &needles[..if round % 10 == 0 { 2 } else { 1 }]);
             if found.is_empty() {
                 break;
             }
-            assert!(killed.elapsed() < SOON, "round {round}, after {SOON:?}: {found:?}");
+            assert!(killed.elapsed() < CLEANUP_TIMEOUT, "round {round}, after {CLEANUP_TIMEOUT:?}: {found:?}");
             sleep(Duration::from_millis(20));
         }
         slowest = slowest.max(killed.elapsed());

@@ -16,7 +16,7 @@ use crate::sample;
 use stockade_core::{Backend, Command, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK, Options, Report, Status, probe_bytes, run,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, Options, Report, Status, probe_bytes, run,
 };
 
 fn judge(report: &Report, least: usize) {
@@ -48,10 +48,11 @@ fn copies_of_a_machine_are_different_machines_for_an_ordinary_user_too() {
     ordinary::repeat(module_path!(), "copies_of_a_machine_are_different_machines");
 }
 
-/// What no two machines may have in common: name, ids, and what the kernel makes up.
-const WHO: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
+/// Shell script that prints what no two machines may share: name, ids, and the kernel's random numbers.
+const IDENTITY_SCRIPT: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
                    cat /proc/sys/kernel/random/uuid; dd if=/dev/urandom bs=16 count=1 2>/dev/null | sha256sum";
-const COPIES: usize = 20;
+/// Machines that are compared with each other.
+const MACHINE_COUNT: usize = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_of_a_machine_are_different_machines() {
@@ -59,13 +60,13 @@ async fn copies_of_a_machine_are_different_machines() {
     let backend: Arc<dyn Backend> = machines::backend();
     let engine = Engine::open(EngineConfig::at(state.path()), vec![backend]).await.unwrap();
     let mut ids = Vec::new();
-    for _ in 0..COPIES {
+    for _ in 0..MACHINE_COUNT {
         let spec = SandboxSpec { backend: "microvm".parse().unwrap(), ..SandboxSpec::default() };
         ids.push(engine.create(spec).await.unwrap());
     }
     let mut seen = std::collections::BTreeSet::new();
     for id in &ids {
-        let execution = engine.exec(id, Command::program(["sh", "-c", WHO])).await.unwrap();
+        let execution = engine.exec(id, Command::program(["sh", "-c", IDENTITY_SCRIPT])).await.unwrap();
         let mut reader = execution.subscribe();
         let mut text = Vec::new();
         while let Some(OutputEvent::Output { data, .. }) = reader.next().await {
@@ -76,16 +77,16 @@ async fn copies_of_a_machine_are_different_machines() {
         assert_eq!(lines.len(), 5, "{text}");
         seen.extend(lines.into_iter().enumerate());
     }
-    assert_eq!(seen.len(), 5 * COPIES, "{seen:?}");
+    assert_eq!(seen.len(), 5 * MACHINE_COUNT, "{seen:?}");
     for id in ids {
         engine.destroy(&id).await.unwrap();
     }
 }
 
-/// How often an engine is killed, and how often in a long run.
-const KILLS: [u64; 2] = [10, 50];
-/// C-31 says five seconds, or the next start. What a busy machine takes is not judged here: the end is.
-const SOON: Duration = Duration::from_secs(60);
+/// Rounds in which an engine is killed: in a sample, and in a long run.
+const KILL_ROUNDS: [u64; 2] = [10, 50];
+/// Cleanup timeout after a kill. C-31 says five seconds or the next start; here a busy machine gets more.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What would carry traces: throw-away sandboxes, and those that were recorded.
 fn needles(base: &Path, engine: u32) -> Vec<String> {
@@ -98,7 +99,7 @@ fn needles(base: &Path, engine: u32) -> Vec<String> {
 }
 
 fn until_none(what: &str, look: impl Fn() -> Vec<String>) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + CLEANUP_TIMEOUT;
     loop {
         let left = look();
         if left.is_empty() {
@@ -120,13 +121,13 @@ async fn nothing_is_left_of_microvm_engines_killed_at_any_instant() {
     fs::write(workspace.join("probe"), probe_bytes()).unwrap();
     fs::set_permissions(workspace.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
     let mut reaped = 0;
-    let (kills, whole) = (sample::rounds(KILLS), KILLS[1]);
+    let (kills, whole) = (sample::rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
     // A short run takes every so many of the instants that a long one takes all of.
     for round in (0..kills).map(|round| round * whole / kills) {
         let mut process = machines::engine_process();
         process.arg("churn").stdin(Stdio::null()).stdout(Stdio::piped());
         process.env(ENGINE_STATE, base.path().join("state")).env(ENGINE_WORKSPACE, &workspace);
-        process.env(MARK, format!("killed{}", std::process::id()));
+        process.env(MARK_VARIABLE, format!("killed{}", std::process::id()));
         let mut child = process.spawn().unwrap();
         if round % 5 != 0 {
             child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();

@@ -15,14 +15,15 @@ use stockade_core::{
 };
 use stockade_engine::{Engine, EngineConfig, OutputEvent, Watcher};
 
-/// How many copies are made of one.
-const COPIES: usize = 20;
-/// How many programs run in one that is taken back to before them.
-const OWN: usize = 20;
-const SOON: Duration = Duration::from_secs(60);
+/// Forks made of one machine.
+const FORK_COUNT: usize = 20;
+/// Commands that run in a machine when it is restored to a state before them.
+const COMMAND_COUNT: usize = 20;
+/// Timeout for output or the end of a command.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Two programs whose state is in their memory alone: one counts, and one does what it is told.
-const PROGRAMS: &str = r#"
+/// Shell script that starts two programs with state in memory alone: a counter, and one that takes commands.
+const GUEST_PROGRAMS_SCRIPT: &str = r#"
     mkfifo /tmp/told
     setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /tmp/count; sleep 0.5; done' \
         > /dev/null 2>&1 < /dev/null &
@@ -30,13 +31,14 @@ const PROGRAMS: &str = r#"
         > /dev/null 2>&1 < /dev/null &
 "#;
 
-/// How far the one has come, which may be writing just now; what the other knows.
-const COUNT: &str = "until read n < /tmp/count; do :; done; echo $n";
-const KNOWN: &str = r#"[ -p /tmp/said ] || mkfifo /tmp/said
+/// Shell script that prints the counter; retried, because the counter may be half written.
+const READ_COUNT_SCRIPT: &str = "until read n < /tmp/count; do :; done; echo $n";
+/// Shell script that asks the other program for the value it keeps.
+const READ_KNOWN_SCRIPT: &str = r#"[ -p /tmp/said ] || mkfifo /tmp/said
     echo 'echo "$known" > /tmp/said' > /tmp/told; cat /tmp/said"#;
 
-/// What no two machines may have in common: name, ids, and what the kernel makes up.
-const WHO: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
+/// Shell script that prints what no two machines may share: name, ids, and the kernel's random numbers.
+const IDENTITY_SCRIPT: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
                    cat /proc/sys/kernel/random/uuid; dd if=/dev/urandom bs=16 count=1 2>/dev/null | sha256sum";
 
 struct Place {
@@ -52,7 +54,7 @@ impl Place {
     /// A sandbox in which both programs run.
     async fn begun(&self) -> SandboxId {
         let id = self.engine.create(spec()).await.unwrap();
-        self.sh(&id, PROGRAMS).await;
+        self.sh(&id, GUEST_PROGRAMS_SCRIPT).await;
         id
     }
 
@@ -70,18 +72,18 @@ impl Place {
     }
 
     async fn count(&self, id: &SandboxId) -> u64 {
-        self.sh(id, COUNT).await.parse().unwrap()
+        self.sh(id, READ_COUNT_SCRIPT).await.parse().unwrap()
     }
 
     /// Waits until it has come further.
     async fn counts_on(&self, id: &SandboxId, from: u64) -> u64 {
-        let waiting = format!("{COUNT}; while [ $n -le {from} ]; do sleep 0.2; {COUNT}; done");
-        let counted = tokio::time::timeout(SOON, self.sh(id, &waiting)).await;
+        let waiting = format!("{READ_COUNT_SCRIPT}; while [ $n -le {from} ]; do sleep 0.2; {READ_COUNT_SCRIPT}; done");
+        let counted = tokio::time::timeout(OUTPUT_TIMEOUT, self.sh(id, &waiting)).await;
         counted.unwrap().lines().last().unwrap().parse().unwrap()
     }
 
     async fn known(&self, id: &SandboxId) -> String {
-        self.sh(id, KNOWN).await
+        self.sh(id, READ_KNOWN_SCRIPT).await
     }
 
     async fn teach(&self, id: &SandboxId, known: &str) {
@@ -100,12 +102,12 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     let parent = place.begun().await;
     let before = place.counts_on(&parent, 2).await;
     let begun = Instant::now();
-    let copies = place.engine.fork(&parent, COPIES).await.unwrap();
-    println!("{COPIES} copies in {:?}", begun.elapsed());
+    let copies = place.engine.fork(&parent, FORK_COUNT).await.unwrap();
+    println!("{FORK_COUNT} copies in {:?}", begun.elapsed());
     let mut seen = BTreeSet::new();
     for (number, copy) in copies.iter().enumerate() {
         let own = format!("echo 'known=own{number}' > /tmp/told; echo {number} > /tmp/own");
-        let told = place.sh(copy, &format!("{COUNT}\n{KNOWN}\n{own}\n{WHO}")).await;
+        let told = place.sh(copy, &format!("{READ_COUNT_SCRIPT}\n{READ_KNOWN_SCRIPT}\n{own}\n{IDENTITY_SCRIPT}")).await;
         let mut lines = told.lines().map(str::to_owned);
         let count: u64 = lines.next().unwrap().parse().unwrap();
         assert!(count >= before, "it began anew: {count}, and it was {before}");
@@ -114,14 +116,14 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     }
     for (number, copy) in copies.iter().enumerate() {
         place.counts_on(copy, before).await;
-        let told = place.sh(copy, &format!("{KNOWN}\ncat /tmp/own")).await;
+        let told = place.sh(copy, &format!("{READ_KNOWN_SCRIPT}\ncat /tmp/own")).await;
         assert_eq!(told, format!("own{number}\n{number}"));
     }
     assert_eq!(place.known(&parent).await, "secret");
     assert_eq!(place.sh(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
     place.counts_on(&parent, before).await;
-    seen.extend(place.sh(&parent, WHO).await.lines().map(str::to_owned).enumerate());
-    assert_eq!(seen.len(), 5 * (COPIES + 1), "{seen:?}");
+    seen.extend(place.sh(&parent, IDENTITY_SCRIPT).await.lines().map(str::to_owned).enumerate());
+    assert_eq!(seen.len(), 5 * (FORK_COUNT + 1), "{seen:?}");
     for id in copies.into_iter().chain([parent]) {
         place.engine.destroy(&id).await.unwrap();
     }
@@ -131,7 +133,7 @@ async fn copies_go_on_with_their_memory_and_share_none() {
 async fn read_until(execution: &Watcher, expected: &str) -> String {
     let (mut reader, mut text) = (execution.subscribe(), String::new());
     while !text.ends_with(expected) {
-        let next = tokio::time::timeout(SOON, reader.next()).await.unwrap();
+        let next = tokio::time::timeout(OUTPUT_TIMEOUT, reader.next()).await.unwrap();
         let Some(OutputEvent::Output { data, .. }) = next else { panic!("{next:?} after {text}") };
         text += std::str::from_utf8(&data).unwrap();
     }
@@ -153,7 +155,7 @@ async fn a_program_that_goes_on_in_a_copy_is_an_execution_of_the_copys_own() {
     assert_eq!(carried.command(), ["sh", "-c", line]);
     assert_ne!(carried.job(), first.job());
     place.sh(&copy, ": > /tmp/go").await;
-    let outcome = tokio::time::timeout(SOON, carried.outcome()).await.unwrap();
+    let outcome = tokio::time::timeout(OUTPUT_TIMEOUT, carried.outcome()).await.unwrap();
     assert_eq!(outcome.ending, Ending::Exited(7));
     assert_eq!(read_until(&carried, "ended\n").await, "ended\n");
     let record = place.engine.journal().job(carried.job()).unwrap().unwrap();
@@ -191,7 +193,7 @@ async fn a_machine_is_taken_back_to_what_it_was() {
     // One that has had commands of its own takes it on as well, and they are gone.
     let other = place.engine.create(spec()).await.unwrap();
     let mut own = Vec::new();
-    for _ in 0..OWN {
+    for _ in 0..COMMAND_COUNT {
         let sleeping = Command::program(["sleep", "600"]);
         own.push(place.engine.exec(&other, sleeping).await.unwrap());
     }

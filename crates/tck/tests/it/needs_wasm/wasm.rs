@@ -14,7 +14,7 @@ fn passed(report: &Report) -> usize {
     report.cases.iter().filter(|case| case.status == Status::Passed).count()
 }
 
-fn told(report: &Report) {
+fn print_report(report: &Report) {
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) | Status::Skipped(reason) = &case.status {
@@ -31,7 +31,7 @@ async fn the_wasm_backend_passes_every_case_it_declares_the_features_for() {
         .leaving_nothing_in("/tmp".into())
         .with_engine_process(engine, vec!["wasm".into()]);
     let report = run(Arc::new(subject), &Options::default()).await;
-    told(&report);
+    print_report(&report);
     assert_eq!(report.failures(), Vec::<&str>::new());
     assert!(passed(&report) > 100, "only {} cases ran", passed(&report));
 }
@@ -52,20 +52,20 @@ fn isolated() -> OnHost {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_same_holds_where_each_program_has_a_worker_inside_native_walls() {
     let report = run(Arc::new(isolated()), &Options::default()).await;
-    told(&report);
+    print_report(&report);
     assert_eq!(report.failures(), Vec::<&str>::new());
     assert!(passed(&report) > 100, "only {} cases ran", passed(&report));
 }
 
-fn here() -> OnHost {
+fn in_process_subject() -> OnHost {
     OnHost::of_wasm(Arc::new(Wasm::default())).unwrap().leaving_nothing_in("/tmp".into())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn webassembly_that_means_harm_ends_in_the_right_outcome_and_leaves_nothing() {
-    for subject in [here(), isolated()] {
+    for subject in [in_process_subject(), isolated()] {
         let report = hostile::run_wasm(Arc::new(subject), Vec::new()).await;
-        told(&report);
+        print_report(&report);
         assert_eq!(report.failures(), Vec::<&str>::new());
         assert!(passed(&report) >= 12, "only {} cases ran", passed(&report));
     }
@@ -136,7 +136,7 @@ impl Programs {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn files_and_their_limits_are_the_same_for_a_module_and_a_component() {
     let programs = Programs::new();
-    for subject in [here(), isolated()] {
+    for subject in [in_process_subject(), isolated()] {
         for program in programs.both() {
             assert_eq!(files(&subject, program, &["use"]).await, "use 0\n");
             let (written, room) = numbers(&files(&subject, program, &["fill"]).await, "fill");
@@ -160,7 +160,7 @@ fn numbers(line: &str, verb: &str) -> (u64, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_pipe_in_the_workspace_is_refused_and_holds_nobody_up() {
     let programs = Programs::new();
-    for subject in [here(), isolated()] {
+    for subject in [in_process_subject(), isolated()] {
         for program in programs.both() {
             for args in [&["pipe"][..], &["pipe", "to-write"]] {
                 assert_eq!(files(&subject, program, args).await, "pipe 1 Permission denied\n");
@@ -235,7 +235,7 @@ fn an_ordinary_user_has_the_same_with_workers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_call_of_wasi_comes_out_as_it_has_to() {
-    for subject in [here(), isolated()] {
+    for subject in [in_process_subject(), isolated()] {
         let state = tempfile::tempdir().unwrap();
         let module = state.path().join("calls.wasm");
         std::fs::write(&module, wasi_calls_bytes()).unwrap();

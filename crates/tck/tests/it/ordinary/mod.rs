@@ -2,13 +2,13 @@
 
 use std::process::Command;
 
-/// A user and group without a name: nobody's, and so without any right that was not given to all.
-const NOBODY: &str = "50123";
+/// User and group id that no account has, and so without any right that not everyone has.
+const UNPRIVILEGED_ID: &str = "50123";
 
 /// A program that becomes such a user.
 fn becoming_nobody() -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs", "--"]);
+    command.args(["--reuid", UNPRIVILEGED_ID, "--regid", UNPRIVILEGED_ID, "--clear-groups", "--no-new-privs", "--"]);
     command.arg(std::env::current_exe().unwrap());
     command
 }
@@ -21,7 +21,7 @@ pub fn repeat(module: &str, test: &str) {
     let root = rustix::process::geteuid().is_root();
     let home = tempfile::Builder::new().prefix("stockade-ordinary-").tempdir().unwrap();
     let mut command = if root {
-        let owner: u32 = NOBODY.parse().unwrap();
+        let owner: u32 = UNPRIVILEGED_ID.parse().unwrap();
         std::os::unix::fs::chown(home.path(), Some(owner), Some(owner)).unwrap();
         becoming_nobody()
     } else {

@@ -11,8 +11,8 @@ use stockade_engine::{Engine, EngineConfig};
 
 use super::Sshd;
 
-/// How long the other side may take to notice that nobody speaks to it any more, and to end.
-const BY_ITSELF: Duration = Duration::from_secs(60);
+/// Timeout for the remote side to notice that its peer is gone, and to clean up.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An engine with one backend, and a workspace.
 pub struct Bench {
@@ -51,7 +51,7 @@ impl Bench {
 
 /// Waits until nothing that was carried there runs, and no sandbox has a directory there.
 pub async fn nothing_left(sshd: &Sshd, cache: &Path) {
-    let until = Instant::now() + BY_ITSELF;
+    let until = Instant::now() + CLEANUP_TIMEOUT;
     loop {
         let dirs = fs::read_dir(cache.join("stockade/sandboxes")).into_iter().flatten().count();
         let running = sshd.carried();

@@ -18,9 +18,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use stockade_backends::ssh::Host;
 
-/// How long it may take to listen.
-const SOON: Duration = Duration::from_secs(60);
-const SERVER: &str = "/usr/sbin/sshd";
+/// Timeout for the server to listen.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(60);
+const SSHD_PROGRAM: &str = "/usr/sbin/sshd";
 
 /// A server. It ends when this is dropped, and with it its sessions.
 pub struct Sshd {
@@ -54,7 +54,7 @@ impl Sshd {
     }
 
     fn start_in(dir: tempfile::TempDir, disk: Option<&str>, env: &str) -> Self {
-        assert!(Path::new(SERVER).exists(), "no {SERVER} (remedy: install openssh-server)");
+        assert!(Path::new(SSHD_PROGRAM).exists(), "no {SSHD_PROGRAM} (remedy: install openssh-server)");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         key(&dir.path().join("host_key"));
         key(&dir.path().join("user_key"));
@@ -116,7 +116,7 @@ impl Sshd {
 
     /// Ends it; sessions that are under way go on.
     pub fn stop(&mut self) {
-        self.left = below(self.child.id());
+        self.left = descendants_of(self.child.id());
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -155,7 +155,7 @@ impl Drop for Sshd {
     /// Clients whose sessions are gone end by themselves, those that only keep a connection for others
     /// included.
     fn drop(&mut self) {
-        let sessions = [below(self.child.id()), std::mem::take(&mut self.left)].concat();
+        let sessions = [descendants_of(self.child.id()), std::mem::take(&mut self.left)].concat();
         let _ = self.child.kill();
         let _ = self.child.wait();
         for session in sessions.into_iter().filter(|pid| is_session(*pid)) {
@@ -166,11 +166,11 @@ impl Drop for Sshd {
 }
 
 /// The processes that a process has started, and theirs.
-fn below(pid: u32) -> Vec<i32> {
+fn descendants_of(pid: u32) -> Vec<i32> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let children = all.filter(|other| parent(*other) == Some(pid));
-    children.flat_map(|pid| [below(pid), vec![pid.cast_signed()]].concat()).collect()
+    children.flat_map(|pid| [descendants_of(pid), vec![pid.cast_signed()]].concat()).collect()
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -197,12 +197,12 @@ pub fn key(path: &Path) {
 
 /// A port may be taken between being found and being used; then another one is.
 fn listen(dir: &Path, disk: Option<&str>, env: &str) -> (Child, u16) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + LISTEN_TIMEOUT;
     loop {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let mut child = serve(dir, disk, env, port);
+        let mut child = spawn_sshd(dir, disk, env, port);
         while child.try_wait().unwrap().is_none() {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return (child, port);
@@ -215,7 +215,7 @@ fn listen(dir: &Path, disk: Option<&str>, env: &str) -> (Child, u16) {
     }
 }
 
-fn serve(dir: &Path, disk: Option<&str>, env: &str, port: u16) -> Child {
+fn spawn_sshd(dir: &Path, disk: Option<&str>, env: &str, port: u16) -> Child {
     let here = dir.display();
     let text = format!(
         "Port {port}\nListenAddress 127.0.0.1\nHostKey {here}/host_key\nPidFile none\n\
@@ -226,12 +226,12 @@ fn serve(dir: &Path, disk: Option<&str>, env: &str, port: u16) -> Child {
     );
     fs::write(dir.join("sshd_config"), text).unwrap();
     let mut command = match disk {
-        None => Command::new(SERVER),
+        None => Command::new(SSHD_PROGRAM),
         Some(size) => {
             let mount =
                 format!("mount -t tmpfs -o mode=700,size={size} tmpfs {here}/cache && exec \"$@\"");
             let mut apart = Command::new("unshare");
-            apart.args(["--mount", "sh", "-c", &mount, "sh", SERVER]);
+            apart.args(["--mount", "sh", "-c", &mount, "sh", SSHD_PROGRAM]);
             apart
         }
     };

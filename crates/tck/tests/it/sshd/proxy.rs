@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-/// What the wire does with what it is given.
-const CARRIES: u8 = 0;
-const SWALLOWS: u8 = 1;
-const REFUSES: u8 = 2;
+/// State of the wire: bytes are passed on, held without an error, or new connections are refused.
+const WIRE_FORWARDING: u8 = 0;
+const WIRE_STALLED: u8 = 1;
+const WIRE_REFUSING: u8 = 2;
 
 /// A wire.
 pub struct Wire {
@@ -45,13 +45,13 @@ impl Wire {
 
     /// Cuts what there is, and lets nobody through any more.
     pub fn cut_for_good(&self) {
-        self.inner.state.store(REFUSES, Ordering::SeqCst);
+        self.inner.state.store(WIRE_REFUSING, Ordering::SeqCst);
         self.inner.cut();
     }
 
     /// Passes nothing on any more, and says nothing about it.
     pub fn swallow(&self) {
-        self.inner.state.store(SWALLOWS, Ordering::SeqCst);
+        self.inner.state.store(WIRE_STALLED, Ordering::SeqCst);
     }
 
     /// Cuts after so many more bytes to the server.
@@ -63,7 +63,7 @@ impl Wire {
 impl Inner {
     fn accept(self: Arc<Self>, listener: &TcpListener, port: u16) {
         for client in listener.incoming().map_while(Result::ok) {
-            if self.state.load(Ordering::SeqCst) == REFUSES {
+            if self.state.load(Ordering::SeqCst) == WIRE_REFUSING {
                 continue;
             }
             let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
@@ -80,7 +80,7 @@ impl Inner {
     fn carry(&self, mut from: TcpStream, mut to: TcpStream, counted: bool) {
         let mut piece = [0; 16 * 1024];
         while let Ok(read @ 1..) = from.read(&mut piece) {
-            while self.state.load(Ordering::SeqCst) == SWALLOWS {
+            while self.state.load(Ordering::SeqCst) == WIRE_STALLED {
                 sleep(Duration::from_millis(50));
             }
             let allowed = |left: u64| (left != u64::MAX).then(|| left.saturating_sub(read as u64));

@@ -23,14 +23,14 @@ use stockade_tools::{
     ToolError, Toolbox, ToolboxOptions,
 };
 
-/// No test takes longer.
-pub const LIMIT: Duration = Duration::from_secs(120);
+/// Timeout of a test.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs a test that must end in time.
 pub fn test<F: Future<Output = ()>>(body: F) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(LIMIT, body).await.unwrap() });
+    runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, body).await.unwrap() });
 }
 
 /// Where the tools run.
@@ -42,8 +42,8 @@ pub enum Where {
 }
 
 /// In the usual sandbox, and without one.
-pub const BOTH: [Where; 2] = [Where::Native, Where::Local];
-pub const EVERYWHERE: [Where; 3] = [Where::Native, Where::Landlock, Where::Local];
+pub const NATIVE_AND_LOCAL: [Where; 2] = [Where::Native, Where::Local];
+pub const ALL_PLACES: [Where; 3] = [Where::Native, Where::Landlock, Where::Local];
 
 pub struct Bench {
     pub toolbox: Toolbox,

@@ -61,7 +61,7 @@ pub fn change_copy(copy: &Path) {
     write(copy.join("deep/er/est"), "deep\n");
 }
 
-const CHANGES: [&str; 15] = [
+const EXPECTED_CHANGES: [&str; 15] = [
     "M a",
     "A again/w",
     "D again/z",
@@ -80,5 +80,5 @@ const CHANGES: [&str; 15] = [
 ];
 
 pub fn expected() -> &'static [&'static str] {
-    &CHANGES
+    &EXPECTED_CHANGES
 }

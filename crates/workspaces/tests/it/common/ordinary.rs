@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// A user and group without a name: nobody's, and so without any right that was not given to all.
-const NOBODY: &str = "50123";
+/// Id of a user and group without a name, and so without any right that was not given to all.
+const UNPRIVILEGED_ID: &str = "50123";
 
 /// Runs this test as an ordinary user; where one is an ordinary user already, it has run as such.
 pub fn repeat(module: &str, test: &str) {
@@ -14,10 +14,10 @@ pub fn repeat(module: &str, test: &str) {
     let home = tempfile::Builder::new().prefix("stockade-ordinary-").tempdir().unwrap();
     let exe = std::env::current_exe().unwrap();
     let mut command = if root {
-        let owner: u32 = NOBODY.parse().unwrap();
+        let owner: u32 = UNPRIVILEGED_ID.parse().unwrap();
         std::os::unix::fs::chown(home.path(), Some(owner), Some(owner)).unwrap();
         let mut command = Command::new("setpriv");
-        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"]);
+        command.args(["--reuid", UNPRIVILEGED_ID, "--regid", UNPRIVILEGED_ID, "--clear-groups", "--no-new-privs"]);
         command.arg("--").arg(exe);
         command
     } else {

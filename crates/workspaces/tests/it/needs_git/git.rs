@@ -191,12 +191,12 @@ fn no_filter_or_hook_runs_when_a_hostile_repository_is_checked_out() {
     assert!(!witness.exists());
 }
 
-const EVIL: &str = "STOCKADE_TEST_EVIL";
+const EVIL_SOURCE_VAR: &str = "STOCKADE_TEST_EVIL";
 
 /// Not a test of its own: acquires a checkout while standing in a directory that a guest wrote.
 #[test]
 fn standing_elsewhere() {
-    let Ok(source) = std::env::var(EVIL) else { return };
+    let Ok(source) = std::env::var(EVIL_SOURCE_VAR) else { return };
     let place = Place::new();
     let hint = Hint::Git { source, rev: None };
     assert!(wait(place.workspaces.acquire(Request::new(hint))).is_err());
@@ -214,7 +214,7 @@ fn the_configuration_of_where_the_caller_stands_is_not_used() {
     for source in ["ssh://127.0.0.1:9/x", "http://127.0.0.1:9/x", "me@127.0.0.1:x"] {
         let run = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "needs_git::git::standing_elsewhere", "--nocapture"])
-            .env(EVIL, source)
+            .env(EVIL_SOURCE_VAR, source)
             .current_dir(&dir)
             .output()
             .unwrap();

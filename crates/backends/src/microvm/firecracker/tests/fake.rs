@@ -19,26 +19,26 @@ use serde_json::{Value, json};
 
 use super::schema::{self, When, text};
 
-pub(super) const MODE: &str = "FAKE_MODE";
-pub(super) const VERSION: &str = "FAKE_VERSION";
-/// What was asked, one request a line; what was wrong with it.
-pub(super) const ASKED: &str = "asked";
-pub(super) const WRONG: &str = "wrong";
-/// How what it found in its directory begins, one file a line.
-pub(super) const FOUND: &str = "found";
-/// The paths that it is to look for, one a line, and what it saw.
-pub(super) const LOOK_FOR: &str = "look-for";
-pub(super) const SEEN: &str = "seen";
-/// The path to which it is to lead whoever comes for its files.
-pub(super) const LURE: &str = "lure";
+pub(super) const MODE_VARIABLE: &str = "FAKE_MODE";
+pub(super) const VERSION_VARIABLE: &str = "FAKE_VERSION";
+/// Logs, an entry a line: the requests, and what was wrong with them.
+pub(super) const REQUESTS_LOG: &str = "asked";
+pub(super) const VIOLATIONS_LOG: &str = "wrong";
+/// Log of the files that it found in its directory, with their first bytes, one a line.
+pub(super) const FOUND_FILES_LOG: &str = "found";
+/// The paths that it is to probe, one a line, and what it saw.
+pub(super) const PROBE_PATHS_FILE: &str = "look-for";
+pub(super) const PROBE_RESULT_FILE: &str = "seen";
+/// The target of the symlinks that it is to put in place of its own files.
+pub(super) const SYMLINK_TARGET_FILE: &str = "lure";
 
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 
 #[test]
 #[ignore = "not a test: the program that the others start in Firecracker's place"]
 fn becomes_the_fake() {
-    let Ok(version) = std::env::var(VERSION) else { return };
-    let mode = std::env::var(MODE).unwrap_or_default();
+    let Ok(version) = std::env::var(VERSION_VARIABLE) else { return };
+    let mode = std::env::var(MODE_VARIABLE).unwrap_or_default();
     let given: Vec<_> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
     let known = |pair: &[String]| ["--id", "--api-sock"].contains(&pair[0].as_str());
     assert!(given.len() == 4 && given.chunks(2).all(known), "no such arguments: {given:?}");
@@ -70,8 +70,9 @@ struct Guest {
     withheld: bool,
 }
 
-/// From here on a resume holds the vsock back until the guest acknowledges that its connections were reset.
-const HOLDS_BACK: (u32, u32) = (1, 16);
+/// The first version in which a resume holds the vsock back until the guest acknowledges that its
+/// connections were reset.
+const VSOCK_RESET_VERSION: (u32, u32) = (1, 16);
 
 type Answer = Result<Value, String>;
 
@@ -109,7 +110,7 @@ impl Fake {
             std::process::exit(1);
         }
         if self.is("deaf", "") {
-            forever();
+            sleep_forever();
         }
         for stream in UnixListener::bind("api").unwrap().incoming() {
             let stream = stream.unwrap();
@@ -121,7 +122,7 @@ impl Fake {
     fn answer(&'static self, stream: UnixStream) {
         let mut reader = BufReader::new(stream);
         while let Some((method, path, body)) = request(&mut reader) {
-            note(ASKED, &json!([method, path, body]).to_string());
+            append_line(REQUESTS_LOG, &json!([method, path, body]).to_string());
             if self.misbehaves(reader.get_mut(), &path) {
                 return;
             }
@@ -137,7 +138,7 @@ impl Fake {
 
     fn misbehaves(&self, stream: &mut UnixStream, path: &str) -> bool {
         if self.is("silent", path) || (self.is("silent-once", path) && self.is_first()) {
-            forever();
+            sleep_forever();
         }
         if self.is("die", path) {
             eprintln!("guest memory is gone");
@@ -167,7 +168,7 @@ impl Fake {
         let allowed = schema::check(method, path, body, self.version)
             .and_then(|operation| guest.allows(operation.when));
         if let Err(wrong) = allowed {
-            note(WRONG, &format!("{method} {path} {body}: {wrong}"));
+            append_line(VIOLATIONS_LOG, &format!("{method} {path} {body}: {wrong}"));
             return Err(wrong);
         }
         if self.is("refuse", path) || (self.is("refuse-once", path) && self.is_first()) {
@@ -185,7 +186,7 @@ impl Fake {
                 if self.is("lure", "") {
                     let memory = text(body, "mem_file_path");
                     fs::remove_file(memory).unwrap();
-                    symlink(fs::read_to_string(LURE).unwrap(), memory).unwrap();
+                    symlink(fs::read_to_string(SYMLINK_TARGET_FILE).unwrap(), memory).unwrap();
                 }
                 saved
             }
@@ -204,7 +205,7 @@ impl Fake {
         }
         let source = guest.configured.get("/boot-source").ok_or("no kernel")?;
         for name in ["kernel_image_path", "initrd_path"] {
-            readable(text(source, name))?;
+            check_readable(text(source, name))?;
         }
         guest.look_at_disks()?;
         if self.is("look", "") {
@@ -241,7 +242,7 @@ impl Fake {
     fn listen(&'static self, socket: Option<String>) -> Answer {
         let Some(socket) = socket else { return Ok(Value::Null) };
         if self.is("divert", "") {
-            symlink(fs::read_to_string(LURE).unwrap(), socket).unwrap();
+            symlink(fs::read_to_string(SYMLINK_TARGET_FILE).unwrap(), socket).unwrap();
             return Ok(Value::Null);
         }
         let listener = UnixListener::bind(&socket).map_err(|e| format!("{socket}: {e}"))?;
@@ -262,16 +263,16 @@ impl Fake {
         };
         let asked = line(&mut stream);
         if asked != "CONNECT 1024\n" {
-            return note(WRONG, &format!("{asked:?} is not what the guest listens for"));
+            return append_line(VIOLATIONS_LOG, &format!("{asked:?} is not what the guest listens for"));
         }
-        note("connected", &number.to_string());
+        append_line("connected", &number.to_string());
         self.wait_while_withheld();
         match self.mode.as_str() {
             // Nobody listens inside yet: the guest resets the connection.
             "early" if number < 4 => return,
             // Held back until the guest has seen the reset, and lost with it.
-            "withhold" if restored && number < 3 => forever(),
-            "mute" => forever(),
+            "withhold" if restored && number < 3 => sleep_forever(),
+            "mute" => sleep_forever(),
             "nonsense" => return stream.write_all(b"NO\n").unwrap(),
             "endless" => loop {
                 if stream.write_all(b"OK 1000").is_err() {
@@ -321,7 +322,7 @@ impl Guest {
     fn pause(&mut self, paused: bool, version: (u32, u32)) {
         if self.paused && !paused {
             self.run();
-            self.withheld = version >= HOLDS_BACK && !self.reset_told;
+            self.withheld = version >= VSOCK_RESET_VERSION && !self.reset_told;
             self.reset_told = false;
         }
         self.paused = paused;
@@ -331,7 +332,7 @@ impl Guest {
         let drives = self.configured.iter().filter(|(path, _)| path.starts_with("/drives/"));
         for (_, drive) in drives {
             let path = text(drive, "path_on_host");
-            readable(path)?;
+            check_readable(path)?;
             if drive["is_read_only"] == false {
                 OpenOptions::new().write(true).open(path).map_err(|e| format!("{path}: {e}"))?;
             }
@@ -353,7 +354,7 @@ impl Guest {
         let full = text(body, "snapshot_type") != "Diff";
         for (page, byte) in self.pages.iter().filter(|(page, _)| full || self.dirty.contains(page))
         {
-            file.write_all_at(&[*byte; PAGE as usize], page * PAGE).unwrap();
+            file.write_all_at(&[*byte; PAGE_BYTES as usize], page * PAGE_BYTES).unwrap();
         }
         self.dirty.clear();
         self.reset_told = true;
@@ -371,9 +372,9 @@ impl Guest {
 /// The first byte of every page that is not empty.
 pub(super) fn contents(file: &File, size: u64) -> BTreeMap<u64, u8> {
     let mut found = BTreeMap::new();
-    for page in 0..size / PAGE {
+    for page in 0..size / PAGE_BYTES {
         let mut byte = [0];
-        file.read_exact_at(&mut byte, page * PAGE).unwrap();
+        file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
         if byte[0] != 0 {
             found.insert(page, byte[0]);
         }
@@ -381,22 +382,22 @@ pub(super) fn contents(file: &File, size: u64) -> BTreeMap<u64, u8> {
     found
 }
 
-fn readable(path: &str) -> Result<(), String> {
+fn check_readable(path: &str) -> Result<(), String> {
     let mut begins = Vec::new();
     let read = File::open(path).and_then(|file| file.take(32).read_to_end(&mut begins));
-    note(FOUND, &format!("{path} {}", begins.escape_ascii()));
+    append_line(FOUND_FILES_LOG, &format!("{path} {}", begins.escape_ascii()));
     read.map(drop).map_err(|error| format!("{path}: {error}"))
 }
 
 /// Tries what nobody in its place may have.
 fn look_around() {
-    let wanted = fs::read_to_string(LOOK_FOR).unwrap();
+    let wanted = fs::read_to_string(PROBE_PATHS_FILE).unwrap();
     let files: Vec<_> = wanted.lines().map(|path| File::open(path).is_ok()).collect();
     let interfaces = fs::read_to_string("/proc/net/dev").unwrap();
     let interfaces = interfaces.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
     let interfaces: Vec<_> = interfaces.collect();
     let writable = |path: &&str| OpenOptions::new().append(true).open(path).is_ok();
-    let all = ["kernel", "initramfs", "disk0", "disk1", "/stockade/firecracker", ASKED];
+    let all = ["kernel", "initramfs", "disk0", "disk1", "/stockade/firecracker", REQUESTS_LOG];
     let written: Vec<_> = all.into_iter().filter(writable).collect();
     let shown = fs::read_dir("/stockade").unwrap().map(|entry| entry.unwrap().file_name());
     let mut shown: Vec<_> = shown.map(|name| name.into_string().unwrap()).collect();
@@ -404,16 +405,16 @@ fn look_around() {
     let seen = json!({
         "files": files, "interfaces": interfaces, "written": written, "shown": shown,
     });
-    fs::write(SEEN, seen.to_string()).unwrap();
+    fs::write(PROBE_RESULT_FILE, seen.to_string()).unwrap();
 }
 
-fn forever() -> ! {
+fn sleep_forever() -> ! {
     loop {
         thread::sleep(Duration::from_secs(3600));
     }
 }
 
-fn note(file: &str, line: &str) {
+fn append_line(file: &str, line: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
     file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
@@ -442,17 +443,17 @@ fn request(reader: &mut BufReader<UnixStream>) -> Option<(String, String, Value)
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().unwrap(),
             "content-type" => kind = value.trim().to_owned(),
-            "transfer-encoding" | "expect" => note(WRONG, &format!("Firecracker reads no {name}")),
+            "transfer-encoding" | "expect" => append_line(VIOLATIONS_LOG, &format!("Firecracker reads no {name}")),
             _ => {}
         }
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
     if length > 0 && kind != "application/json" {
-        note(WRONG, &format!("a body of type {kind:?}"));
+        append_line(VIOLATIONS_LOG, &format!("a body of type {kind:?}"));
     }
     if length > 51_200 {
-        note(WRONG, &format!("a body of {length} bytes"));
+        append_line(VIOLATIONS_LOG, &format!("a body of {length} bytes"));
     }
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
     Some((method.to_owned(), path.to_owned(), body))

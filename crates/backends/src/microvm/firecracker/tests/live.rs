@@ -15,7 +15,7 @@ use crate::microvm::kvm::{self, Kvm};
 use crate::microvm::trusted_with_kvm;
 
 /// Any static program that stays will do as the guest's first process.
-const INIT: &str = "/bin/busybox";
+const INIT_PROGRAM: &str = "/bin/busybox";
 
 fn settings() -> Result<Settings, String> {
     let named = |name: &str| {
@@ -24,10 +24,10 @@ fn settings() -> Result<Settings, String> {
     };
     let (binary, kernel) = (named("STOCKADE_FIRECRACKER")?, named("STOCKADE_FIRECRACKER_KERNEL")?);
     match kvm::probe() {
-        Kvm::Works if Path::new(INIT).exists() => {
+        Kvm::Works if Path::new(INIT_PROGRAM).exists() => {
             Ok(Settings { binary, kernel: Some(kernel), cpu_template: None, jailer: None })
         }
-        Kvm::Works => Err(format!("there is no {INIT} for the guest")),
+        Kvm::Works => Err(format!("there is no {INIT_PROGRAM} for the guest")),
         found @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => Err(found.to_string()),
     }
 }
@@ -44,7 +44,7 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
         dir.path().join(name)
     };
     let initramfs = dir.path().join("initramfs");
-    fs::write(&initramfs, Initramfs::default().file("init", &fs::read(INIT).unwrap()).finish())
+    fs::write(&initramfs, Initramfs::default().file("init", &fs::read(INIT_PROGRAM).unwrap()).finish())
         .unwrap();
     let machine = Machine {
         kernel: settings.kernel.clone().unwrap(),

@@ -29,13 +29,13 @@ use crate::linux::find;
 use crate::microvm::driver::{Disk, Driver, Machine, Saved, Vm};
 use crate::native::Native;
 
-const NEWEST: &str = "1.16.1";
-const MEMORY: Bytes = Bytes::mib(4);
+const NEWEST_VERSION: &str = "1.16.1";
+const MEMORY_SIZE: Bytes = Bytes::mib(4);
 
-/// As everywhere, except where a test waits for the end of it: long enough for what must not be cut by
-/// it on a loaded machine.
-const PATIENCE: Patience = super::PATIENCE;
-const SHORT: Duration = Duration::from_secs(5);
+/// Timeouts of the tests: the defaults, except where a test waits for one to pass, which is then short,
+/// but long enough for a loaded machine.
+const TEST_TIMEOUTS: Patience = super::DEFAULT_TIMEOUTS;
+const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A directory with a fake of its own in it.
 struct Rig {
@@ -48,12 +48,12 @@ struct Rig {
 
 impl Rig {
     fn new(mode: &str) -> Self {
-        Self::of(NEWEST, mode)
+        Self::of(NEWEST_VERSION, mode)
     }
 
     fn of(version: &str, mode: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let rig = Self { dir, name: new_name(), patience: PATIENCE, jailed: false };
+        let rig = Self { dir, name: new_name(), patience: TEST_TIMEOUTS, jailed: false };
         for name in ["kernel", "initramfs", "root.img", "work.img"] {
             fs::write(rig.path(name), name).unwrap();
         }
@@ -68,7 +68,7 @@ impl Rig {
             return None;
         }
         let rig = Self { jailed: true, ..Self::of(version, "") };
-        rig.program("jailer", JAILER);
+        rig.program("jailer", JAILER_SCRIPT);
         Some(rig)
     }
 
@@ -123,7 +123,7 @@ impl Rig {
             kernel: self.path("kernel"),
             initramfs: self.path("initramfs"),
             command_line: "console=ttyS0 panic=1".into(),
-            memory: MEMORY,
+            memory: MEMORY_SIZE,
             cpus: 2,
             cpu_rate: None,
             disks: vec![disk(root, true), disk(self.path("work.img"), false)],
@@ -139,7 +139,7 @@ impl Rig {
     /// What the process of the machine in this room calls so.
     fn inside(&self, room: &str, name: &str) -> PathBuf {
         let room = self.path(room);
-        let inner = if self.jailed { room } else { room.join(jail::ROOM) };
+        let inner = if self.jailed { room } else { room.join(jail::ROOM_DIR) };
         inner.join(name)
     }
 
@@ -158,9 +158,9 @@ impl Rig {
 
     /// What a machine's process was asked, once it is certain that nothing of it was wrong.
     fn asked(&self, room: &str) -> Vec<(String, String, Value)> {
-        let wrong = fs::read_to_string(self.inside(room, fake::WRONG)).unwrap_or_default();
+        let wrong = fs::read_to_string(self.inside(room, fake::VIOLATIONS_LOG)).unwrap_or_default();
         assert_eq!(wrong, "", "requests that the published API does not have");
-        let asked = fs::read_to_string(self.inside(room, fake::ASKED)).unwrap_or_default();
+        let asked = fs::read_to_string(self.inside(room, fake::REQUESTS_LOG)).unwrap_or_default();
         asked.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
@@ -184,7 +184,7 @@ impl Rig {
 
     /// What a machine's process found under a name in its directory: how it begins.
     fn found(&self, room: &str, name: &str) -> String {
-        let found = fs::read_to_string(self.inside(room, fake::FOUND)).unwrap();
+        let found = fs::read_to_string(self.inside(room, fake::FOUND_FILES_LOG)).unwrap();
         let name = format!("{name} ");
         found.lines().find_map(|line| line.strip_prefix(&name)).unwrap().to_owned()
     }
@@ -195,20 +195,20 @@ impl Rig {
     }
 
     async fn gone(&self) {
-        gone(&self.name, self.dir.path()).await;
+        wait_until_gone(&self.name, self.dir.path()).await;
     }
 
     /// The pages of a saved memory that hold anything, with what they hold.
     fn pages(&self, saved: &str) -> Vec<(u64, u8)> {
         let memory = fs::File::open(self.path(saved).join("memory")).unwrap();
-        assert_eq!(memory.metadata().unwrap().len(), MEMORY.0);
-        fake::contents(&memory, MEMORY.0).into_iter().collect()
+        assert_eq!(memory.metadata().unwrap().len(), MEMORY_SIZE.0);
+        fake::contents(&memory, MEMORY_SIZE.0).into_iter().collect()
     }
 }
 
 fn new_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
     format!("fake{}x{number}y", std::process::id())
 }
 
@@ -221,8 +221,8 @@ fn become_fake(version: &str, mode: &str) -> String {
          own=./disk0; [ -x $own ] || own='{}'\n\
          {}='{mode}' {}='{version}' exec \"$own\" --exact --ignored --nocapture {test} -- \"$@\"",
         own.display(),
-        fake::MODE,
-        fake::VERSION,
+        fake::MODE_VARIABLE,
+        fake::VERSION_VARIABLE,
     )
 }
 
@@ -240,7 +240,7 @@ async fn left_of(name: &str, dir: &Path) -> Vec<String> {
     processes.chain(walls).collect()
 }
 
-async fn gone(name: &str, dir: &Path) {
+async fn wait_until_gone(name: &str, dir: &Path) {
     let began = Instant::now();
     loop {
         let left = left_of(name, dir).await;
@@ -252,7 +252,8 @@ async fn gone(name: &str, dir: &Path) {
     }
 }
 
-const NOTHING: [String; 0] = [];
+/// The leftovers of a machine that is gone: none.
+const NO_LEFTOVERS: [String; 0] = [];
 
 async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -402,7 +403,7 @@ async fn what_is_not_firecracker_is_refused() {
 #[tokio::test]
 async fn a_version_that_is_never_said_is_not_waited_for() {
     let mut rig = Rig::new("");
-    rig.patience.soon = SHORT;
+    rig.patience.soon = SHORT_TIMEOUT;
     rig.program("firecracker", "exec sleep 1000");
     refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 5s"]);
 }
@@ -426,7 +427,7 @@ fn stopped(rig: &Rig, room: &str) -> Vec<bool> {
 
 #[tokio::test]
 async fn a_machine_that_is_paused_stands_still_and_is_spoken_to_again_when_it_goes_on() {
-    for version in ["1.10.1", NEWEST] {
+    for version in ["1.10.1", NEWEST_VERSION] {
         let rig = Rig::of(version, "");
         let vm = rig.boot("a").await.unwrap();
         let mut open = vm.connect().await.unwrap();
@@ -442,7 +443,7 @@ async fn a_machine_that_is_paused_stands_still_and_is_spoken_to_again_when_it_go
         // The connection that there was, and another one.
         open.write_all(b"you").await.unwrap();
         let mut said = [0; 9];
-        let heard = tokio::time::timeout(4 * SHORT, open.read_exact(&mut said)).await;
+        let heard = tokio::time::timeout(4 * SHORT_TIMEOUT, open.read_exact(&mut said)).await;
         heard.unwrap_or_else(|_| panic!("{version}: nothing goes through")).unwrap();
         assert_eq!(&said, b"hello you");
         says_hello(&*vm).await;
@@ -471,7 +472,7 @@ async fn a_machine_that_is_paused_is_ended_as_it_is() {
     let before = rig.paths("a").len();
     vm.pause().await.unwrap();
     vm.end().await.unwrap();
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
     assert_eq!(rig.paths("a").len(), before, "it was asked for something");
     // Nor is one that has ended stopped.
     refused(vm.unpause().await, ErrorCode::Gone, &["cannot be stopped or continued"]);
@@ -479,13 +480,13 @@ async fn a_machine_that_is_paused_is_ended_as_it_is() {
 
 #[tokio::test]
 async fn the_stand_in_holds_the_vsock_back_after_a_plain_pause_from_1_16_on() {
-    for (version, answered) in [("1.15.0", true), (NEWEST, false)] {
+    for (version, answered) in [("1.15.0", true), (NEWEST_VERSION, false)] {
         let rig = Rig::of(version, "");
         let vm = rig.boot("a").await.unwrap();
         let sockets = Sockets::of(&rig.inside("a", "")).unwrap();
         for state in ["Paused", "Resumed"] {
             let body = serde_json::json!({ "state": state });
-            ask(&sockets, &Method::PATCH, "/vm", &body, SHORT).await.unwrap();
+            ask(&sockets, &Method::PATCH, "/vm", &body, SHORT_TIMEOUT).await.unwrap();
         }
         let mut stream = sockets.connect("vsock").await.unwrap();
         stream.write_all(b"CONNECT 1024\n").await.unwrap();
@@ -613,7 +614,7 @@ async fn many_clones_of_one_snapshot_live_at_once_each_with_its_own_disk() {
     for vm in clones.into_iter().chain([vm]) {
         vm.end().await.unwrap();
     }
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -634,7 +635,7 @@ async fn a_snapshot_that_is_not_there_is_told_by_its_path() {
     let rig = Rig::new("");
     rig.room("saved");
     refused(rig.resume("saved", "b").await, ErrorCode::Unavailable, &["saved/memory"]);
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -649,7 +650,7 @@ async fn a_snapshot_that_was_cut_is_refused_by_firecracker_and_nothing_stays() {
     let (driver, saved) = (rig.open().await.unwrap(), Saved::within(&rig.path("saved")));
     let resumed = driver.resume(&rig.id("b"), &rig.machine(), &saved, &rig.room("b")).await;
     refused(resumed, ErrorCode::WallMissing, &parts);
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -681,7 +682,7 @@ async fn a_restored_guest_that_loses_the_first_connections_is_connected_to_again
 #[tokio::test]
 async fn a_guest_that_never_answers_is_given_up_in_time() {
     let mut rig = Rig::new("mute");
-    rig.patience.connect = SHORT;
+    rig.patience.connect = SHORT_TIMEOUT;
     let vm = rig.boot("a").await.unwrap();
     let parts = ["`CONNECT 1024`", "no answer within 5s", "virtio-vsock"];
     refused(vm.connect().await, ErrorCode::TooSlow, &parts);
@@ -721,7 +722,7 @@ async fn a_refusal_says_what_was_asked_what_was_answered_and_what_to_do() {
     let booted = driver.boot(&rig.id("a"), &rig.machine(), &rig.room("a")).await;
     let text = refused(booted, ErrorCode::WallMissing, &parts);
     assert!(text.matches('z').count() < 1000, "{text}");
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -736,17 +737,17 @@ async fn an_answer_that_breaks_every_rule_is_an_error_and_nothing_worse() {
     for (mode, code, reason) in broken {
         let rig = Rig::new(&format!("{mode} /vsock"));
         refused(rig.boot("a").await, code, &["`PUT /vsock`", reason]);
-        assert_eq!(rig.left().await, NOTHING);
+        assert_eq!(rig.left().await, NO_LEFTOVERS);
     }
 }
 
 #[tokio::test]
 async fn silence_is_not_waited_out() {
     let mut rig = Rig::new("silent /actions");
-    rig.patience.answer = SHORT;
+    rig.patience.answer = SHORT_TIMEOUT;
     let parts = ["`PUT /actions`", "no answer within 5s"];
     refused(rig.boot("a").await, ErrorCode::TooSlow, &parts);
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -761,7 +762,7 @@ async fn each_way_of_not_reaching_the_guest_has_a_remedy_of_its_own() {
     for mode in ["", "nonsense", "mute"] {
         let mut rig = Rig::new(mode);
         if mode == "mute" {
-            rig.patience.connect = SHORT;
+            rig.patience.connect = SHORT_TIMEOUT;
         }
         let vm = rig.boot("a").await.unwrap();
         let expected = match mode {
@@ -794,9 +795,9 @@ async fn a_process_that_ends_at_once_says_why() {
 #[tokio::test]
 async fn a_process_that_never_listens_is_not_waited_for() {
     let mut rig = Rig::new("deaf");
-    rig.patience.soon = SHORT;
+    rig.patience.soon = SHORT_TIMEOUT;
     refused(rig.boot("a").await, ErrorCode::Unavailable, &["did not listen within 5s"]);
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -817,7 +818,7 @@ async fn the_end_is_the_end_and_may_be_asked_for_twice() {
     // Its process, and who started that: both are found.
     assert!(rig.left().await.len() > 1);
     vm.end().await.unwrap();
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
     vm.end().await.unwrap();
 }
 
@@ -837,7 +838,7 @@ async fn a_machine_that_is_dropped_ends_before_its_driver_does() {
     wait_until("its process is gone", || !runs()).await;
     // What is not a process is left to whoever destroys the sandbox.
     Native::new().destroy(&rig.id("a")).await.unwrap();
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]
@@ -862,7 +863,7 @@ async fn a_machine_is_found_and_ended_by_its_sandbox_whoever_started_it() {
     says_hello(&*another).await;
     one.end().await.unwrap();
     another.end().await.unwrap();
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 /// What the kernel says of a process.
@@ -895,16 +896,16 @@ async fn the_process_sees_nothing_of_the_host_but_what_its_machine_needs() {
     let (dir, room) = (rig.room("a"), rig.room("a/room"));
     let (marker, own) = (rig.path("marker"), std::env::current_exe().unwrap());
     let (marker, own) = (marker.to_str().unwrap(), own.to_str().unwrap());
-    fs::write(room.join(fake::LOOK_FOR), [marker, "../marker", own, "/etc/shadow"].join("\n"))
+    fs::write(room.join(fake::PROBE_PATHS_FILE), [marker, "../marker", own, "/etc/shadow"].join("\n"))
         .unwrap();
     let driver = rig.open().await.unwrap();
     let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     // Nor does anybody else see what it leaves.
     assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o077, 0);
-    let seen: Value = serde_json::from_slice(&fs::read(room.join(fake::SEEN)).unwrap()).unwrap();
+    let seen: Value = serde_json::from_slice(&fs::read(room.join(fake::PROBE_RESULT_FILE)).unwrap()).unwrap();
     assert_eq!(seen["files"], serde_json::json!([false, false, false, false]));
     assert_eq!(seen["interfaces"], serde_json::json!(["lo"]));
-    assert_eq!(seen["written"], serde_json::json!(["disk1", fake::ASKED]));
+    assert_eq!(seen["written"], serde_json::json!(["disk1", fake::REQUESTS_LOG]));
     assert_eq!(
         seen["shown"],
         serde_json::json!(["disk0", "disk1", "firecracker", "initramfs", "kernel"])
@@ -935,7 +936,7 @@ async fn a_share_of_processor_time_is_held_by_the_walls_or_refused() {
     if !Native::new().holds_cpu_rate() {
         let reason = "nothing here holds it to a share of processor time";
         refused(booted, ErrorCode::Unavailable, &[reason, "delegated"]);
-        return assert_eq!(rig.left().await, NOTHING);
+        return assert_eq!(rig.left().await, NO_LEFTOVERS);
     }
     let vm = booted.unwrap();
     let of = |file: &str| in_group(&rig.id("a"), file);
@@ -952,7 +953,7 @@ async fn what_a_process_puts_in_the_place_of_a_snapshot_is_not_followed() {
     fs::write(rig.path("precious"), "of the host").unwrap();
     fs::set_permissions(rig.path("precious"), fs::Permissions::from_mode(0o644)).unwrap();
     let (dir, room) = (rig.room("a"), rig.room("a/room"));
-    fs::write(room.join(fake::LURE), rig.path("precious").to_str().unwrap()).unwrap();
+    fs::write(room.join(fake::SYMLINK_TARGET_FILE), rig.path("precious").to_str().unwrap()).unwrap();
     let driver = rig.open().await.unwrap();
     let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     let saved = rig.room("saved");
@@ -965,11 +966,11 @@ async fn what_a_process_puts_in_the_place_of_a_snapshot_is_not_followed() {
 #[tokio::test]
 async fn what_a_process_puts_in_the_place_of_its_socket_is_not_followed() {
     let mut rig = Rig::new("divert");
-    rig.patience.connect = SHORT;
+    rig.patience.connect = SHORT_TIMEOUT;
     let other = UnixListener::bind(rig.path("other")).unwrap();
     other.set_nonblocking(true).unwrap();
     let (dir, room) = (rig.room("a"), rig.room("a/room"));
-    fs::write(room.join(fake::LURE), rig.path("other").to_str().unwrap()).unwrap();
+    fs::write(room.join(fake::SYMLINK_TARGET_FILE), rig.path("other").to_str().unwrap()).unwrap();
     let driver = rig.open().await.unwrap();
     let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     refused(vm.connect().await, ErrorCode::TooSlow, &["no answer within 5s"]);
@@ -984,7 +985,7 @@ async fn a_binary_that_cannot_be_executed_there_says_so() {
     fs::set_permissions(rig.path("firecracker"), fs::Permissions::from_mode(0o644)).unwrap();
     let booted = driver.boot(&rig.id("a"), &rig.machine(), &rig.room("a")).await;
     refused(booted, ErrorCode::Unavailable, &["ended before it listened", "it did not start"]);
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[test]
@@ -1003,12 +1004,13 @@ fn an_ordinary_user_has_the_same() {
     }
 }
 
-const ROOM: &str = "OWNER_ROOM";
+/// The environment variable that tells a child process its room.
+const ROOM_VARIABLE: &str = "OWNER_ROOM";
 
 #[tokio::test]
 #[ignore = "not a test: the process that another one kills"]
 async fn becomes_an_owner() {
-    let Some(room) = std::env::var_os(ROOM) else { return };
+    let Some(room) = std::env::var_os(ROOM_VARIABLE) else { return };
     let rig = Rig::new("");
     let dir = PathBuf::from(room);
     let _vm = rig.open().await.unwrap().boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
@@ -1024,22 +1026,22 @@ async fn a_machine_dies_with_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--ignored", "microvm::firecracker::tests::becomes_an_owner"])
-        .env(ROOM, dir.path())
+        .env(ROOM_VARIABLE, dir.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
     wait_until("it is ready", || dir.path().join("ready").exists()).await;
     let told = fs::read_to_string(dir.path().join("ready")).unwrap();
     let (name, rig) = told.split_once('\n').unwrap();
-    assert_ne!(left_of(name, dir.path()).await, NOTHING);
+    assert_ne!(left_of(name, dir.path()).await, NO_LEFTOVERS);
     owner.kill().unwrap();
     owner.wait().unwrap();
-    gone(name, dir.path()).await;
+    wait_until_gone(name, dir.path()).await;
     fs::remove_dir_all(rig).unwrap();
 }
 
-/// What the real one does, but for the walls: it goes to the root of the jail and starts it there.
-const JAILER: &str = r#"
+/// A fake jailer, without the walls of the real one: it goes to the root of the jail and starts it there.
+const JAILER_SCRIPT: &str = r#"
 [ "$1" = --version ] && { echo "Jailer v1.16.1"; exit 0; }
 [ "$1 $3 $5 $7 $9" = "--exec-file --chroot-base-dir --uid --gid --id" ] || exit 2
 [ "$6 $8" = "12345 12346" ] || exit 3
@@ -1052,7 +1054,7 @@ exec ../../../../firecracker --id "$id" "$@"
 
 #[tokio::test]
 async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
-    let Some(rig) = Rig::jailed(NEWEST) else { return };
+    let Some(rig) = Rig::jailed(NEWEST_VERSION) else { return };
     fs::set_permissions(rig.path("initramfs"), fs::Permissions::from_mode(0o600)).unwrap();
     let vm = rig.boot("a").await.unwrap();
     says_hello(&*vm).await;
@@ -1090,7 +1092,7 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
 
 #[tokio::test]
 async fn a_machine_in_a_jail_is_found_by_its_sandbox_and_held_to_no_share_of_processor_time() {
-    let Some(rig) = Rig::jailed(NEWEST) else { return };
+    let Some(rig) = Rig::jailed(NEWEST_VERSION) else { return };
     let machine = Machine { cpu_rate: Some(Millicores(500)), ..rig.machine() };
     let reason = "nothing here holds it to a share of processor time";
     refused(rig.boot_as(machine, "r").await, ErrorCode::Unavailable, &[reason, "`jailer`"]);
@@ -1102,7 +1104,7 @@ async fn a_machine_in_a_jail_is_found_by_its_sandbox_and_held_to_no_share_of_pro
     says_hello(&*another).await;
     one.end().await.unwrap();
     another.end().await.unwrap();
-    assert_eq!(rig.left().await, NOTHING);
+    assert_eq!(rig.left().await, NO_LEFTOVERS);
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ pub(super) struct Operation {
     body: &'static [Field],
 }
 
-const ANY: u64 = u64::MAX;
+const ANY_NUMBER: u64 = u64::MAX;
 
 const fn must(name: &'static str, kind: Kind) -> Field {
     Field { name, kind, required: true, since: (0, 0) }
@@ -66,115 +66,115 @@ const fn operation(
     Operation { method, path, when, body }
 }
 
-const BUCKET: &[Field] = &[
-    may("one_time_burst", Kind::Number(0, ANY)),
-    must("refill_time", Kind::Number(0, ANY)),
-    must("size", Kind::Number(0, ANY)),
+const TOKEN_BUCKET_FIELDS: &[Field] = &[
+    may("one_time_burst", Kind::Number(0, ANY_NUMBER)),
+    must("refill_time", Kind::Number(0, ANY_NUMBER)),
+    must("size", Kind::Number(0, ANY_NUMBER)),
 ];
-const RATE: &[Field] = &[may("bandwidth", Kind::Object(BUCKET)), may("ops", Kind::Object(BUCKET))];
-const REGISTER: &[Field] =
+const RATE_LIMITER_FIELDS: &[Field] = &[may("bandwidth", Kind::Object(TOKEN_BUCKET_FIELDS)), may("ops", Kind::Object(TOKEN_BUCKET_FIELDS))];
+const REGISTER_MODIFIER_FIELDS: &[Field] =
     &[must("register", Kind::OneOf(&["eax", "ebx", "ecx", "edx"])), must("bitmap", Kind::Text)];
-const LEAF: &[Field] = &[
+const CPUID_MODIFIER_FIELDS: &[Field] = &[
     must("leaf", Kind::Text),
     must("subleaf", Kind::Text),
     must("flags", Kind::Number(0, u32::MAX as u64)),
-    must("modifiers", Kind::Many(&Kind::Object(REGISTER))),
+    must("modifiers", Kind::Many(&Kind::Object(REGISTER_MODIFIER_FIELDS))),
 ];
-const AT: &[Field] = &[must("addr", Kind::Text), must("bitmap", Kind::Text)];
-const FEATURE: &[Field] =
+const ADDRESS_MODIFIER_FIELDS: &[Field] = &[must("addr", Kind::Text), must("bitmap", Kind::Text)];
+const VCPU_FEATURE_FIELDS: &[Field] =
     &[must("index", Kind::Number(0, u32::MAX as u64)), must("bitmap", Kind::Text)];
-const CPU: &[Field] = &[
+const CPU_CONFIG_FIELDS: &[Field] = &[
     may("kvm_capabilities", Kind::Many(&Kind::Text)),
-    may("cpuid_modifiers", Kind::Many(&Kind::Object(LEAF))),
-    may("msr_modifiers", Kind::Many(&Kind::Object(AT))),
-    may("reg_modifiers", Kind::Many(&Kind::Object(AT))),
-    may("vcpu_features", Kind::Many(&Kind::Object(FEATURE))),
+    may("cpuid_modifiers", Kind::Many(&Kind::Object(CPUID_MODIFIER_FIELDS))),
+    may("msr_modifiers", Kind::Many(&Kind::Object(ADDRESS_MODIFIER_FIELDS))),
+    may("reg_modifiers", Kind::Many(&Kind::Object(ADDRESS_MODIFIER_FIELDS))),
+    may("vcpu_features", Kind::Many(&Kind::Object(VCPU_FEATURE_FIELDS))),
 ];
-const MACHINE: &[Field] = &[
+const MACHINE_CONFIG_FIELDS: &[Field] = &[
     must("vcpu_count", Kind::Number(1, 32)),
-    must("mem_size_mib", Kind::Number(1, ANY)),
+    must("mem_size_mib", Kind::Number(1, ANY_NUMBER)),
     may("smt", Kind::Flag),
     may("track_dirty_pages", Kind::Flag),
     may("cpu_template", Kind::OneOf(&["C3", "T2", "T2S", "T2CL", "T2A", "V1N1", "None"])),
     may("huge_pages", Kind::OneOf(&["None", "2M"])),
 ];
-const BOOT: &[Field] = &[
+const BOOT_SOURCE_FIELDS: &[Field] = &[
     must("kernel_image_path", Kind::Text),
     may("initrd_path", Kind::Text),
     may("boot_args", Kind::Text),
 ];
-const DRIVE: &[Field] = &[
+const DRIVE_FIELDS: &[Field] = &[
     must("drive_id", Kind::Text),
     must("is_root_device", Kind::Flag),
     may("partuuid", Kind::Text),
     may("cache_type", Kind::OneOf(&["Unsafe", "Writeback"])),
     may("is_read_only", Kind::Flag),
     may("path_on_host", Kind::Text),
-    may("rate_limiter", Kind::Object(RATE)),
+    may("rate_limiter", Kind::Object(RATE_LIMITER_FIELDS)),
     may("io_engine", Kind::OneOf(&["Sync", "Async"])),
     may("socket", Kind::Text),
 ];
-const DRIVE_CHANGE: &[Field] = &[
+const DRIVE_PATCH_FIELDS: &[Field] = &[
     must("drive_id", Kind::Text),
     may("path_on_host", Kind::Text),
-    may("rate_limiter", Kind::Object(RATE)),
+    may("rate_limiter", Kind::Object(RATE_LIMITER_FIELDS)),
 ];
-const LOGGER: &[Field] = &[
+const LOGGER_FIELDS: &[Field] = &[
     may("level", Kind::OneOf(&["Error", "Warning", "Info", "Debug", "Trace", "Off"])),
     may("log_path", Kind::Text),
     may("show_level", Kind::Flag),
     may("show_log_origin", Kind::Flag),
     may("module", Kind::Text),
 ];
-const VSOCK: &[Field] = &[
+const VSOCK_FIELDS: &[Field] = &[
     must("guest_cid", Kind::Number(3, u32::MAX as u64)),
     must("uds_path", Kind::Text),
     may("vsock_id", Kind::Text),
 ];
-const SAVE: &[Field] = &[
+const SNAPSHOT_CREATE_FIELDS: &[Field] = &[
     must("mem_file_path", Kind::Text),
     must("snapshot_path", Kind::Text),
     may("snapshot_type", Kind::OneOf(&["Full", "Diff"])),
 ];
-const BACKEND: &[Field] =
+const MEMORY_BACKEND_FIELDS: &[Field] =
     &[must("backend_type", Kind::OneOf(&["File", "Uffd"])), must("backend_path", Kind::Text)];
-const INTERFACE: &[Field] = &[must("iface_id", Kind::Text), must("host_dev_name", Kind::Text)];
-const LOAD: &[Field] = &[
+const NETWORK_OVERRIDE_FIELDS: &[Field] = &[must("iface_id", Kind::Text), must("host_dev_name", Kind::Text)];
+const SNAPSHOT_LOAD_FIELDS: &[Field] = &[
     must("snapshot_path", Kind::Text),
     may("enable_diff_snapshots", Kind::Flag),
     since(16, may("track_dirty_pages", Kind::Flag)),
     may("mem_file_path", Kind::Text),
-    may("mem_backend", Kind::Object(BACKEND)),
+    may("mem_backend", Kind::Object(MEMORY_BACKEND_FIELDS)),
     may("resume_vm", Kind::Flag),
-    since(12, may("network_overrides", Kind::Many(&Kind::Object(INTERFACE)))),
+    since(12, may("network_overrides", Kind::Many(&Kind::Object(NETWORK_OVERRIDE_FIELDS)))),
     since(16, may("vsock_override", Kind::Object(&[must("uds_path", Kind::Text)]))),
     since(16, may("clock_realtime", Kind::Flag)),
 ];
-const ACTION: &[Field] =
+const ACTION_FIELDS: &[Field] =
     &[must("action_type", Kind::OneOf(&["FlushMetrics", "InstanceStart", "SendCtrlAltDel"]))];
-const VM: &[Field] = &[must("state", Kind::OneOf(&["Paused", "Resumed"]))];
+const VM_STATE_FIELDS: &[Field] = &[must("state", Kind::OneOf(&["Paused", "Resumed"]))];
 
-/// Everything but what has to do with network, memory that comes and goes, and metadata: the driver
-/// has no business there.
-const TABLE: &[Operation] = &[
+/// The API's operations, except those of network, balloon and hotplug memory, and metadata, which the driver
+/// does not use.
+const API_OPERATIONS: &[Operation] = &[
     operation("GET", "/", When::Always, &[]),
     operation("GET", "/version", When::Always, &[]),
     operation("GET", "/machine-config", When::Always, &[]),
     operation("GET", "/vm/config", When::Always, &[]),
-    operation("PUT", "/logger", When::Always, LOGGER),
+    operation("PUT", "/logger", When::Always, LOGGER_FIELDS),
     operation("PUT", "/metrics", When::Always, &[must("metrics_path", Kind::Text)]),
-    operation("PUT", "/machine-config", When::Before, MACHINE),
-    operation("PATCH", "/machine-config", When::Before, MACHINE),
-    operation("PUT", "/cpu-config", When::Before, CPU),
-    operation("PUT", "/boot-source", When::Before, BOOT),
-    operation("PUT", "/drives/{id}", When::Before, DRIVE),
-    operation("PATCH", "/drives/{id}", When::After, DRIVE_CHANGE),
-    operation("PUT", "/entropy", When::Before, &[may("rate_limiter", Kind::Object(RATE))]),
-    operation("PUT", "/vsock", When::Before, VSOCK),
-    operation("PUT", "/actions", When::Always, ACTION),
-    operation("PATCH", "/vm", When::After, VM),
-    operation("PUT", "/snapshot/create", When::Paused, SAVE),
-    operation("PUT", "/snapshot/load", When::Fresh, LOAD),
+    operation("PUT", "/machine-config", When::Before, MACHINE_CONFIG_FIELDS),
+    operation("PATCH", "/machine-config", When::Before, MACHINE_CONFIG_FIELDS),
+    operation("PUT", "/cpu-config", When::Before, CPU_CONFIG_FIELDS),
+    operation("PUT", "/boot-source", When::Before, BOOT_SOURCE_FIELDS),
+    operation("PUT", "/drives/{id}", When::Before, DRIVE_FIELDS),
+    operation("PATCH", "/drives/{id}", When::After, DRIVE_PATCH_FIELDS),
+    operation("PUT", "/entropy", When::Before, &[may("rate_limiter", Kind::Object(RATE_LIMITER_FIELDS))]),
+    operation("PUT", "/vsock", When::Before, VSOCK_FIELDS),
+    operation("PUT", "/actions", When::Always, ACTION_FIELDS),
+    operation("PATCH", "/vm", When::After, VM_STATE_FIELDS),
+    operation("PUT", "/snapshot/create", When::Paused, SNAPSHOT_CREATE_FIELDS),
+    operation("PUT", "/snapshot/load", When::Fresh, SNAPSHOT_LOAD_FIELDS),
 ];
 
 /// The request that this is, if its body is as published.
@@ -184,7 +184,7 @@ pub(super) fn check(
     body: &Value,
     version: (u32, u32),
 ) -> Result<&'static Operation, String> {
-    let found = TABLE.iter().find(|operation| operation.method == method && operation.is(path));
+    let found = API_OPERATIONS.iter().find(|operation| operation.method == method && operation.is(path));
     let operation = found.ok_or_else(|| format!("there is no {method} {path}"))?;
     match body {
         Value::Null if operation.method == "GET" => {}
@@ -193,12 +193,12 @@ pub(super) fn check(
             return Err(format!("the body is {body}"));
         }
     }
-    together(operation, path, body)?;
+    check_field_combinations(operation, path, body)?;
     Ok(operation)
 }
 
 /// What one field alone cannot say.
-fn together(operation: &Operation, path: &str, body: &Value) -> Result<(), String> {
+fn check_field_combinations(operation: &Operation, path: &str, body: &Value) -> Result<(), String> {
     if operation.path == "/drives/{id}" && !path.ends_with(&format!("/{}", text(body, "drive_id")))
     {
         return Err("drive_id is another than in the path".into());
@@ -277,10 +277,10 @@ mod tests {
 
     use super::*;
 
-    const NOW: (u32, u32) = (1, 17);
+    const NEWEST_VERSION: (u32, u32) = (1, 17);
 
     fn put(path: &str, body: Value) -> Result<(), String> {
-        check("PUT", path, &body, NOW).map(drop)
+        check("PUT", path, &body, NEWEST_VERSION).map(drop)
     }
 
     #[test]
@@ -305,8 +305,8 @@ mod tests {
             let refused = put(path, body.clone()).unwrap_err();
             assert!(refused.contains(reason), "{path} {body}: {refused}");
         }
-        assert!(check("PUT", "/vsock", &Value::Null, NOW).is_err());
-        assert!(check("PUT", "/vsock", &json!([]), NOW).is_err());
+        assert!(check("PUT", "/vsock", &Value::Null, NEWEST_VERSION).is_err());
+        assert!(check("PUT", "/vsock", &json!([]), NEWEST_VERSION).is_err());
     }
 
     #[test]
