@@ -131,7 +131,7 @@ mod tests {
             let written = UNIX_EPOCH + Duration::from_secs(seconds);
             Finished { segment, bytes: 10, written }
         };
-        let files = [file(1, 100), file(2, 200), file(3, 150)];
+        let files = [file(1, 100), file(2, 200), file(3, 250)];
         let number = |before: Option<u64>, larger_than: Option<u64>| {
             let before = before.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
             let which = Prune { before, larger_than: larger_than.map(Bytes) };
