@@ -25,7 +25,7 @@ use crate::lasting::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
 use crate::mcp::McpArgs;
 use crate::run::RunArgs;
 #[cfg(feature = "tck")]
-use crate::tck::{TCK_ENGINE_COMMAND, EngineArgs, TckArgs};
+use crate::tck::{EngineArgs, TCK_ENGINE_COMMAND, TckArgs};
 use crate::views::WorkspaceArgs;
 #[cfg(feature = "wasm")]
 use crate::wasm::call::WasmArgs;

@@ -332,12 +332,15 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
     if let Some((host, problem)) = wrong {
         let name = host.name.escape_debug();
         let message = format!("`{}`: ssh.hosts: `{name}` {problem}", file.display());
-        return Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy("correct or remove it"));
+        return Err(
+            Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy("correct or remove it")
+        );
     }
     match &settings.state_dir {
         Some(dir) if !dir.is_absolute() => {
             let message = format!("`{}`: stateDir is not an absolute path", file.display());
-            Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy("give the whole path"))
+            Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message)
+                .remedy("give the whole path"))
         }
         Some(_) | None => Ok(settings),
     }
@@ -405,7 +408,8 @@ fn from_env(
 }
 
 fn wrong_variable(name: &str, why: &str) -> Error {
-    Error::new(ErrorCode::Invalid, READ_OPERATION, format!("{name}: {why}")).remedy("correct or unset it")
+    Error::new(ErrorCode::Invalid, READ_OPERATION, format!("{name}: {why}"))
+        .remedy("correct or unset it")
 }
 
 #[cfg(test)]
@@ -465,7 +469,10 @@ mod tests {
             );
             for key in keys(&table) {
                 let named = format!("`{prefix}{key}");
-                assert!(CONFIG_DOCS.contains(&named), "docs/configuration.md does not name {named}`");
+                assert!(
+                    CONFIG_DOCS.contains(&named),
+                    "docs/configuration.md does not name {named}`"
+                );
             }
         }
         for key in keys("[ssh]") {

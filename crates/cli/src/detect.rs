@@ -37,8 +37,12 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
         BackendChoice::Auto => true,
         BackendChoice::Named(name) => capabilities.backend == *name,
     };
-    let measured: Vec<_> =
-        printer.patiently(MEASURING_STATUS, engine.detect()).await.into_iter().filter(wanted).collect();
+    let measured: Vec<_> = printer
+        .patiently(MEASURING_STATUS, engine.detect())
+        .await
+        .into_iter()
+        .filter(wanted)
+        .collect();
     engine.close().await?;
     if printer.is_json() {
         printer.json(&measured);

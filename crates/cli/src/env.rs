@@ -75,7 +75,10 @@ fn text(file: &Path) -> Result<String> {
     };
     let size = std::fs::metadata(file).map_err(unreadable)?.len();
     if size > MAX_ENV_FILE_BYTES {
-        return Err(invalid(ENV_FILE_FLAG, format!("`{}` is larger than {MAX_ENV_FILE_BYTES} bytes", file.display())));
+        return Err(invalid(
+            ENV_FILE_FLAG,
+            format!("`{}` is larger than {MAX_ENV_FILE_BYTES} bytes", file.display()),
+        ));
     }
     std::fs::read_to_string(file).map_err(unreadable)
 }

@@ -190,7 +190,8 @@ async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result
                 .note("serving MCP on standard input: usually an agent starts this, not a person");
         }
         return serve_stdio(desk).await.map_err(|error| {
-            Error::new(ErrorCode::Invalid, MCP_OPERATION, "the client cannot be served").source(error)
+            Error::new(ErrorCode::Invalid, MCP_OPERATION, "the client cannot be served")
+                .source(error)
         });
     };
     door.announce(printer);
@@ -270,11 +271,14 @@ fn read_token(file: &Path) -> Result<Token> {
     let others = file.metadata().map_err(unusable)?.mode() & 0o077;
     if others != 0 {
         let message = format!("others can read or write `{}`", file.display());
-        return Err(invalid(TOKEN_FILE_FLAG, message).remedy(format!("chmod 600 {}", file.display())));
+        return Err(
+            invalid(TOKEN_FILE_FLAG, message).remedy(format!("chmod 600 {}", file.display()))
+        );
     }
     let text = std::fs::read_to_string(file).map_err(unusable)?;
     Token::try_from(text.trim_end().to_owned()).map_err(|error| {
-        invalid(TOKEN_FILE_FLAG, format!("`{}`: {error}", file.display())).remedy("put a longer one there")
+        invalid(TOKEN_FILE_FLAG, format!("`{}`: {error}", file.display()))
+            .remedy("put a longer one there")
     })
 }
 

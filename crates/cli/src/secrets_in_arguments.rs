@@ -45,7 +45,8 @@ fn start_of_arguments(length: usize) -> io::Result<u64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     // The name may hold anything, a parenthesis and spaces included.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let addresses = fields.split_whitespace().skip(ARG_ADDRESS_FIELDS.start).take(ARG_ADDRESS_FIELDS.len());
+    let addresses =
+        fields.split_whitespace().skip(ARG_ADDRESS_FIELDS.start).take(ARG_ADDRESS_FIELDS.len());
     let addresses: Vec<u64> = addresses.filter_map(|field| field.parse().ok()).collect();
     match addresses[..] {
         [start, end] if end.checked_sub(start) == Some(length as u64) => Ok(start),

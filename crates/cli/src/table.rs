@@ -72,7 +72,8 @@ impl<const N: usize> Table<N> {
     /// The table as text, a newline at the end of each line.
     pub fn render(&self, printer: &Printer) -> String {
         let widths = self.widths();
-        let before: usize = widths[..N.saturating_sub(1)].iter().map(|width| width + COLUMN_GAP).sum();
+        let before: usize =
+            widths[..N.saturating_sub(1)].iter().map(|width| width + COLUMN_GAP).sum();
         let room = printer.width().map(|width| width.saturating_sub(before).max(MIN_LAST_WIDTH));
         let fitted = self.rows.iter().map(|row| self.fitted(row, room));
         fitted.map(|row| render_row(&row, &widths, printer)).collect()

@@ -58,7 +58,9 @@ fn names_secret(name: &str) -> bool {
 fn is_issued(text: &str) -> bool {
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, '=' | ',' | ';' | '"'));
     let known = |word: &str| {
-        ISSUED_SECRET_PREFIXES.iter().any(|(start, least)| word.starts_with(start) && word.len() >= *least)
+        ISSUED_SECRET_PREFIXES
+            .iter()
+            .any(|(start, least)| word.starts_with(start) && word.len() >= *least)
     };
     text.contains(PEM_HEADER) || words.into_iter().any(known) || has_password(text)
 }

@@ -66,9 +66,12 @@ impl From<Duration> for Span {
     }
 }
 
-const EXPECTED_SIZE: &str = "a size: a whole number with an optional unit b, k, m, g or t, such as `512m`";
-const EXPECTED_SPAN: &str = "a length of time: a whole number with a unit ms, s, m, h or d, such as `30s`";
-const EXPECTED_CPU: &str = "a share of processor time: cores such as `1.5`, or millicores such as `500m`";
+const EXPECTED_SIZE: &str =
+    "a size: a whole number with an optional unit b, k, m, g or t, such as `512m`";
+const EXPECTED_SPAN: &str =
+    "a length of time: a whole number with a unit ms, s, m, h or d, such as `30s`";
+const EXPECTED_CPU: &str =
+    "a share of processor time: cores such as `1.5`, or millicores such as `500m`";
 
 const SIZE_UNITS: [(&str, u64); 5] =
     [("t", 1 << 40), ("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10), ("b", 1)];
@@ -151,7 +154,9 @@ impl FromStr for Millicores {
     type Err = UnitError;
 
     fn from_str(given: &str) -> Result<Self, UnitError> {
-        parse_cpu(given).map(Self).ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_CPU })
+        parse_cpu(given)
+            .map(Self)
+            .ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_CPU })
     }
 }
 

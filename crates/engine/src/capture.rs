@@ -43,7 +43,8 @@ impl Engine {
             let parts = inner.checked(&stored).await?;
             let sandbox = live.sandbox.id().clone();
             inner.record(Event::Restored { sandbox, snapshot: stored.id }).await?;
-            let restored = tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.restore(&parts)).await;
+            let restored =
+                tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.restore(&parts)).await;
             restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))
         })
         .await
@@ -158,7 +159,8 @@ impl Inner {
         let store = Arc::clone(&self.snapshots);
         let draft = store.draft()?;
         let captured =
-            tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.snapshot(kind, &draft.parts())).await;
+            tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.snapshot(kind, &draft.parts()))
+                .await;
         captured.unwrap_or_else(|_| Err(too_slow("snapshot", live.order.backend.as_ref())))?;
         let admitted = &live.order.admitted;
         let walls = (admitted.backend().clone(), admitted.boundary());

@@ -36,7 +36,8 @@ const VIEW_TREES: [&str; 2] = ["workspaces", "git"];
 /// How deep in there a tree lies: behind the store's name and its own.
 const VIEW_TREE_DEPTH: usize = 3;
 
-const SMALLER_DIR_REMEDY: &str = "choose a smaller directory that holds only what the command needs";
+const SMALLER_DIR_REMEDY: &str =
+    "choose a smaller directory that holds only what the command needs";
 
 /// A path of Stockade's own that no guest may see.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -181,7 +181,9 @@ impl OutputLogs {
     }
 
     fn prune_now(&self) -> io::Result<()> {
-        self.dir.open(PRUNE_STAMP_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(b"\n")?;
+        self.dir
+            .open(PRUNE_STAMP_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?
+            .write_all(b"\n")?;
         let now = SystemTime::now();
         let mut logs: Vec<(SystemTime, u64, JobId, Vec<u64>)> = Vec::new();
         for (job, chunks) in self.chunks_by_job()? {

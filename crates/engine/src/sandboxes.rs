@@ -324,7 +324,8 @@ impl Inner {
 
     /// Bringing a state back takes as long as there is much of it.
     fn patience(&self, order: &Order) -> Duration {
-        self.config.create_deadline + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE_TIMEOUT)
+        self.config.create_deadline
+            + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE_TIMEOUT)
     }
 
     async fn spawn(&self, live: &Live, command: &Command, shared: &Shared) -> Result<Process> {

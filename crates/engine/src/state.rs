@@ -81,7 +81,8 @@ impl StateDir {
     /// A directory in it, made if need be, as private as itself.
     pub fn subdirectory(&self, name: &'static str) -> Result<Directory> {
         let path = self.0.path_of(name);
-        let make = |_: &Path| Ok(rustix::fs::mkdirat(&self.0.fd, name, Mode::from(PRIVATE_DIR_MODE))?);
+        let make =
+            |_: &Path| Ok(rustix::fs::mkdirat(&self.0.fd, name, Mode::from(PRIVATE_DIR_MODE))?);
         Ok(open_or_make(self.0.fd.as_fd(), Path::new(name), &path, make)?)
     }
 }

@@ -18,14 +18,16 @@ use crate::sys;
 pub(crate) const WRITABLE_MOUNT: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 /// Mount attributes of what the guest may only read and execute.
-pub(crate) const READ_ONLY_MOUNT: MountAttrFlags = WRITABLE_MOUNT.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
+pub(crate) const READ_ONLY_MOUNT: MountAttrFlags =
+    WRITABLE_MOUNT.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
 /// Mount attributes of device nodes. Read-only does not keep one from writing to the device; it
 /// keeps a guest that is the node's owner on the host from changing its mode for everybody.
 pub(crate) const DEVICE_MOUNT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)
     .union(MountAttrFlags::MOUNT_ATTR_RDONLY);
 /// Mount attributes of what the guest may only read.
-pub(crate) const NOEXEC_MOUNT: MountAttrFlags = READ_ONLY_MOUNT.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+pub(crate) const NOEXEC_MOUNT: MountAttrFlags =
+    READ_ONLY_MOUNT.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
 /// A detached file system. An option without a value is a flag.
 pub(crate) fn make(

@@ -34,7 +34,7 @@ pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
 pub use seal::{add_seals, seal};
 pub use seccomp::{DENIED_SYSCALLS, Denied};
 pub use server::{Mode, serve};
-pub use template::{SANDBOX_HOME, Made, Piece, host_root};
+pub use template::{Made, Piece, SANDBOX_HOME, host_root};
 pub use umask::{make_private, take_own_umask};
 pub use walls::scratch::PRIVATE_DIRECTORIES;
 pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};

@@ -158,7 +158,8 @@ fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
 
 /// The agent's first instruction, or the reason why there is none.
 fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
-    const AGENT_ENVIRONMENT: [&CStr; 2] = [c"PATH=/usr/local/bin:/usr/bin:/bin", c"HOME=/home/sandbox"];
+    const AGENT_ENVIRONMENT: [&CStr; 2] =
+        [c"PATH=/usr/local/bin:/usr/bin:/bin", c"HOME=/home/sandbox"];
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::reset_signals();
     let Ok(workspace) = CString::new(plan.workspace_target.as_os_str().as_bytes()) else {

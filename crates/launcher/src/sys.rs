@@ -157,7 +157,9 @@ pub(crate) fn landlock_abi() -> Result<u32, Errno> {
     const CREATE_RULESET_VERSION: c_uint = 1;
     let none = ptr::null::<c_void>();
     // SAFETY: with the version flag the kernel reads no attribute.
-    let ret = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION) };
+    let ret = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION)
+    };
     answer(ret).map(|abi| u32::try_from(abi).unwrap_or(0))
 }
 

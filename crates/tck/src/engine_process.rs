@@ -26,7 +26,8 @@ async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Fai
     }
     // So that what is left behind can be told apart from everybody else's.
     spec.env.insert(MARK_VARIABLE.parse()?, std::env::var(MARK_VARIABLE).unwrap_or_default());
-    let engine = Engine::open(EngineConfig::at(path_from_env(ENGINE_STATE)?), vec![backend]).await?;
+    let engine =
+        Engine::open(EngineConfig::at(path_from_env(ENGINE_STATE)?), vec![backend]).await?;
     Ok((engine, spec))
 }
 

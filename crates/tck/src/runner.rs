@@ -48,10 +48,11 @@ pub(crate) async fn run_cases(
     options: &Options,
 ) -> Report {
     let backend = subject.backend();
-    let capabilities = tokio::time::timeout(HOUSEKEEPING_TIMEOUT, backend.probe()).await.unwrap_or_else(|_| {
-        let (reason, remedy) = ("measuring it took too long", "see why it hangs");
-        Capabilities::unavailable(backend.name(), Boundary::None, reason, remedy)
-    });
+    let capabilities =
+        tokio::time::timeout(HOUSEKEEPING_TIMEOUT, backend.probe()).await.unwrap_or_else(|_| {
+            let (reason, remedy) = ("measuring it took too long", "see why it hangs");
+            Capabilities::unavailable(backend.name(), Boundary::None, reason, remedy)
+        });
     let shelf = Shelf::new(subject.probe()).map(Arc::new);
     let turns = Arc::new(Semaphore::new(options.jobs.max(1)));
     let mut running = JoinSet::new();

@@ -74,7 +74,8 @@ served() {
 served "$0" || exit 97
 exec "$@"
 "#;
-const MEMORY_REMEDY: &str = "give the sandbox more memory and processes, such as --mem 2g --pids 512";
+const MEMORY_REMEDY: &str =
+    "give the sandbox more memory and processes, such as --mem 2g --pids 512";
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -129,7 +130,11 @@ pub(crate) async fn screenshot(
     };
     let picture = room.picture(&place).await;
     room.clear(&place).await;
-    picture_answer(&url, size, picture.map_err(|error| no_picture_error(&job, &page, &outcome, error))?)
+    picture_answer(
+        &url,
+        size,
+        picture.map_err(|error| no_picture_error(&job, &page, &outcome, error))?,
+    )
 }
 
 fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
@@ -137,7 +142,8 @@ fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
     if SIDE_PIXELS_RANGE.contains(&side) {
         return Ok(side);
     }
-    let range = format!("is not between {} and {}", SIDE_PIXELS_RANGE.start(), SIDE_PIXELS_RANGE.end());
+    let range =
+        format!("is not between {} and {}", SIDE_PIXELS_RANGE.start(), SIDE_PIXELS_RANGE.end());
     Err(ToolError::field(name, range))
 }
 
@@ -191,7 +197,11 @@ fn argv(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> V
 
 /// The browser shows a page of its own where nobody serves one. So it is started only if somebody listens
 /// there, as far as that can be seen.
-async fn guard_argv(place: &Place, page: &Page, argv: Vec<String>) -> Result<Vec<String>, ToolError> {
+async fn guard_argv(
+    place: &Place,
+    page: &Page,
+    argv: Vec<String>,
+) -> Result<Vec<String>, ToolError> {
     let Some(port) = page.port() else { return Ok(argv) };
     let shell = match place.local {
         true => std::path::Path::new(SHELL_PATH).exists(),
@@ -253,10 +263,10 @@ fn no_picture_error(job: &Job, page: &Page, outcome: &Outcome, error: ToolError)
     }
     let failed = |why: String| ToolError::new(ErrorCode::Unavailable, format!("no picture: {why}"));
     match (&outcome.ending, page) {
-        (Ending::Exited(UNSERVED_EXIT_CODE), Page::Served(url)) => failed(format!("nobody listens at {url}"))
-            .remedy(
-                "start the server with `bash` and the action `start`, and wait until it listens",
-            ),
+        (Ending::Exited(UNSERVED_EXIT_CODE), Page::Served(url)) => failed(format!(
+            "nobody listens at {url}"
+        ))
+        .remedy("start the server with `bash` and the action `start`, and wait until it listens"),
         (Ending::LimitExceeded(limit), _) => {
             failed(format!("the browser exceeded the {limit} limit")).remedy(MEMORY_REMEDY)
         }
@@ -271,7 +281,8 @@ fn no_picture_error(job: &Job, page: &Page, outcome: &Outcome, error: ToolError)
         (Ending::Killed, _) => failed("its sandbox was ended by another process".into()),
         (Ending::Cancelled, _) => ToolError::cancelled(),
         (Ending::Exited(code), _) => {
-            failed(format!("the browser ended with {code}: {}", last_words(job))).remedy(MEMORY_REMEDY)
+            failed(format!("the browser ended with {code}: {}", last_words(job)))
+                .remedy(MEMORY_REMEDY)
         }
     }
 }
@@ -279,6 +290,9 @@ fn no_picture_error(job: &Job, page: &Page, outcome: &Outcome, error: ToolError)
 fn last_words(job: &Job) -> String {
     const STDERR_TAIL_BYTES: u64 = 400;
     let from = job.kept(StreamId::Stderr).saturating_sub(STDERR_TAIL_BYTES);
-    let said = job.read(StreamId::Stderr, from, STDERR_TAIL_BYTES).map(|piece| piece.data).unwrap_or_default();
+    let said = job
+        .read(StreamId::Stderr, from, STDERR_TAIL_BYTES)
+        .map(|piece| piece.data)
+        .unwrap_or_default();
     String::from_utf8_lossy(&said).trim().escape_debug().to_string()
 }

@@ -26,7 +26,8 @@ const GIT_REPOSITORY_FILES: [&[u8]; 9] = [
     b"packed-refs",
     b"reftable",
 ];
-const BARE_REPOSITORY_REASON: &str = "git would take the directory for a repository and run what its config names";
+const BARE_REPOSITORY_REASON: &str =
+    "git would take the directory for a repository and run what its config names";
 
 /// How much of a repository a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

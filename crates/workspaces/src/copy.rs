@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, XattrFlags};
 
 use crate::content;
 use crate::fault::{Outcome, Step};
-use crate::layer::{OVERLAY_XATTRS, Copied, Index, is_whiteout, value};
+use crate::layer::{Copied, Index, OVERLAY_XATTRS, is_whiteout, value};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, Tree};
 use crate::walk::visit;

@@ -16,7 +16,8 @@ const PROBE_XATTR: &str = "user.stockade";
 /// Whether a directory lies on a file system that can hold an upper layer. A copy is made where that is
 /// not certain.
 pub(crate) fn holds_layers(dir: impl AsFd) -> bool {
-    let known = fstatfs(&dir).is_ok_and(|found| UPPER_FILESYSTEM_MAGICS.contains(&(found.f_type as u64)));
+    let known =
+        fstatfs(&dir).is_ok_and(|found| UPPER_FILESYSTEM_MAGICS.contains(&(found.f_type as u64)));
     known
         && fsetxattr(&dir, PROBE_XATTR, b"1", XattrFlags::empty())
             .and_then(|()| fremovexattr(&dir, PROBE_XATTR))

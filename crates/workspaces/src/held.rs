@@ -13,7 +13,10 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::path::TreePath;
-use crate::table::{GIT_REASON, HARMLESS_DOTFILES, Match, HELD_NAME_RULES, Rule, SHORT_NAME_REASON, UNKNOWN_DOTFILE_REASON, within_git};
+use crate::table::{
+    GIT_REASON, HARMLESS_DOTFILES, HELD_NAME_RULES, Match, Rule, SHORT_NAME_REASON,
+    UNKNOWN_DOTFILE_REASON, within_git,
+};
 use crate::tree::Tree;
 
 /// Why a change is held back.
@@ -75,7 +78,10 @@ pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
         if name == b".git" {
             return within_git(rest);
         }
-        HELD_NAME_RULES.iter().find(|rule| applies(&rule.matches, name, rest)).map(|rule| rule.reason)
+        HELD_NAME_RULES
+            .iter()
+            .find(|rule| applies(&rule.matches, name, rest))
+            .map(|rule| rule.reason)
     })
 }
 
@@ -84,7 +90,8 @@ pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
 fn by_unlisted_name(name: &[u8]) -> Option<&'static str> {
     let folded = folded(name);
     let dotted = name.starts_with(b".") || folded.starts_with(b".");
-    let harmless = HARMLESS_DOTFILES.iter().any(|known| known.as_bytes() == folded) || folded == b".git";
+    let harmless =
+        HARMLESS_DOTFILES.iter().any(|known| known.as_bytes() == folded) || folded == b".git";
     if dotted && !harmless {
         return Some(UNKNOWN_DOTFILE_REASON);
     }

@@ -34,7 +34,8 @@ const PACKAGES_REASON: &str = "a package manager loads code or sends credentials
 const TOOLS_REASON: &str = "a tool version manager runs or installs what it names";
 const HOME_REASON: &str = "in a home directory a program runs it or trusts it";
 const VCS_REASON: &str = "a version-control system takes it for its own and runs what it names";
-const INTERPRETER_REASON: &str = "an interpreter runs it at its start, or a tool loads code that it names";
+const INTERPRETER_REASON: &str =
+    "an interpreter runs it at its start, or a tool loads code that it names";
 const DEBUGGER_REASON: &str = "a debugger or terminal program runs it at its start";
 
 const fn name(name: &'static str, reason: &'static str) -> Rule {
@@ -302,7 +303,8 @@ pub(crate) const HARMLESS_DOTFILES: &[&str] = &[
     ".well-known",
 ];
 
-pub(crate) const GIT_REASON: &str = "git runs programs that it names, or trusts it about where things are";
+pub(crate) const GIT_REASON: &str =
+    "git runs programs that it names, or trusts it about where things are";
 
 /// What is plain data in a repository: commits, branches, the index. All else is held back, so that
 /// what git learns to read tomorrow is held back too.
@@ -367,7 +369,8 @@ mod tests {
             writeln!(text, "| {reason} | {} |", names.join(" ")).unwrap();
         }
         let harmless: Vec<_> = HARMLESS_DOTFILES.iter().map(|name| format!("`{name}`")).collect();
-        writeln!(text, "| {UNKNOWN_DOTFILE_REASON} | `.*`, but for {} |", harmless.join(" ")).unwrap();
+        writeln!(text, "| {UNKNOWN_DOTFILE_REASON} | `.*`, but for {} |", harmless.join(" "))
+            .unwrap();
         writeln!(text, "| {SHORT_NAME_REASON} | `NAME~1` |").unwrap();
         text
     }

@@ -93,7 +93,8 @@ impl Workspaces {
                 continue;
             }
             let Ok(entry) = store.enter(&id, Sharing::Exclusive) else { continue };
-            let outcome = apply::recover(&entry.ledger()).map_err(|fault| fault.during(RECOVER_OPERATION));
+            let outcome =
+                apply::recover(&entry.ledger()).map_err(|fault| fault.during(RECOVER_OPERATION));
             recovered.push(Recovery { workspace: id, outcome });
         }
         Ok(recovered)
@@ -258,7 +259,8 @@ impl Workspaces {
         match measured {
             (held, Some(most)) if held > most => {
                 let message = format!("the workspace holds {held} of at most {most}");
-                Err(Error::new(ErrorCode::TooLarge, MEASURE_OPERATION, message).remedy("remove something"))
+                Err(Error::new(ErrorCode::TooLarge, MEASURE_OPERATION, message)
+                    .remedy("remove something"))
             }
             (held, _) => Ok(held),
         }

@@ -5,8 +5,8 @@ use super::files::{self, Failure};
 use super::link::Stop;
 use super::{Agent, channel};
 use crate::protocol::{
-    FileErrorKind, FileRequest, Hello, MAX_CHANNELS, MAX_FRAME, Spawn, StartKind, Stream, ToAgent,
-    PROTOCOL_VERSION, split_frame,
+    FileErrorKind, FileRequest, Hello, MAX_CHANNELS, MAX_FRAME, PROTOCOL_VERSION, Spawn, StartKind,
+    Stream, ToAgent, split_frame,
 };
 
 /// The highest signal number there is.

@@ -105,7 +105,8 @@ impl Link {
     pub fn fill(&mut self) -> Result<Option<OwnedFd>, Stop> {
         let read = match self.is_one {
             true => sys::receive_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES),
-            false => sys::read_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES).map(|count| (count, None)),
+            false => sys::read_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES)
+                .map(|count| (count, None)),
         };
         match read {
             Ok((0, None)) => Err(Stop::Closed),

@@ -25,7 +25,8 @@ const APART_ARGUMENT: &str = "--apart";
 /// Makes everything ready and says hello.
 pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
     let mut first = args.next();
-    let (scoped, apart) = (first.as_deref() == Some(SCOPED_ARGUMENT), first.as_deref() == Some(APART_ARGUMENT));
+    let (scoped, apart) =
+        (first.as_deref() == Some(SCOPED_ARGUMENT), first.as_deref() == Some(APART_ARGUMENT));
     if scoped || apart {
         first = args.next();
     }

@@ -91,8 +91,11 @@ impl Tap {
 
     /// More credit than was ever given out breaks the protocol.
     pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
-        self.credit =
-            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES).ok_or(Stop::Broken)?;
+        self.credit = self
+            .credit
+            .checked_add(amount)
+            .filter(|sum| *sum <= WINDOW_BYTES)
+            .ok_or(Stop::Broken)?;
         Ok(())
     }
 
@@ -104,7 +107,8 @@ impl Tap {
         }
         let Some(fd) = &self.fd else { return };
         if last && self.last.is_none() {
-            self.last = rustix::io::ioctl_fionread(fd).ok().map(|there| there + TERMINAL_SLACK_BYTES);
+            self.last =
+                rustix::io::ioctl_fionread(fd).ok().map(|there| there + TERMINAL_SLACK_BYTES);
         }
         let got = if self.muted || self.hushed {
             link.discard(fd)

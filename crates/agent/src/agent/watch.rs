@@ -38,8 +38,11 @@ impl Watch {
     }
 
     pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
-        self.credit =
-            self.credit.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES).ok_or(Stop::Broken)?;
+        self.credit = self
+            .credit
+            .checked_add(amount)
+            .filter(|sum| *sum <= WINDOW_BYTES)
+            .ok_or(Stop::Broken)?;
         Ok(())
     }
 

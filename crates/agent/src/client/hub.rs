@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::lane::{Kind, Lane};
 use super::outlet::{Outlet, Writer};
-use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, ToAgent, PROTOCOL_VERSION};
+use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, PROTOCOL_VERSION, ToAgent};
 
 /// The high-water mark of the outbox: while more is waiting to be sent, data waits with its sender.
 const HIGH_WATER_BYTES: usize = 512 * 1024;

@@ -232,8 +232,8 @@ impl Lane {
                 let of_it = state.output.iter().filter(|(of, _)| *of == stream);
                 of_it.fold(0u32, |sum, (_, data)| sum.saturating_add(charge(data.len())))
             };
-            let room =
-                [Stream::Stdout, Stream::Stderr].map(|stream| WINDOW_BYTES - waits(stream).min(WINDOW_BYTES));
+            let room = [Stream::Stdout, Stream::Stderr]
+                .map(|stream| WINDOW_BYTES - waits(stream).min(WINDOW_BYTES));
             (state.credit, state.owed, state.input) = (room, [0; 2], 0);
             [(Stream::Stdout, room[0]), (Stream::Stderr, room[1])]
         })

@@ -9,7 +9,9 @@ use super::hub::{Closed, Hub};
 use super::lane::Kind;
 use super::reader::to_entry;
 use super::transfer::Yield;
-use crate::protocol::{DecodeError, FileEntry, FileRequest, HEADER_BYTES, MAX_ENTRIES, frame_length};
+use crate::protocol::{
+    DecodeError, FileEntry, FileRequest, HEADER_BYTES, MAX_ENTRIES, frame_length,
+};
 
 /// The longest record: a name and a little more.
 const MAX_RECORD: usize = 4096;

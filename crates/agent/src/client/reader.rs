@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::hub::{Closed, Hub};
 use super::lane::{FileFailure, Finish, Kind, Lane};
 use crate::protocol::{
-    End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER_BYTES, Hello, MAX_FRAME, StartKind,
-    Stream, ToAgent, PROTOCOL_VERSION, frame_length,
+    End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER_BYTES, Hello, MAX_FRAME,
+    PROTOCOL_VERSION, StartKind, Stream, ToAgent, frame_length,
 };
 
 /// The buffer that is read into.
@@ -109,7 +109,9 @@ fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed>
 fn greet(hub: &Hub, hello: Hello) -> Result<(), Closed> {
     if hello.version != PROTOCOL_VERSION || (hello.max_frame as usize) < MAX_FRAME {
         let Hello { version, .. } = hello;
-        return Err(Closed::broken(format_args!("it speaks version {version}, not {PROTOCOL_VERSION}")));
+        return Err(Closed::broken(format_args!(
+            "it speaks version {version}, not {PROTOCOL_VERSION}"
+        )));
     }
     hub.greet()
 }

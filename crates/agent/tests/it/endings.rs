@@ -182,7 +182,8 @@ mod needs_python {
     fn daemons_outlive_their_program_until_a_kill() {
         test(async {
             let (agent, client) = connected().await;
-            let mut process = client.spawn(&sh(&DAEMON_SCRIPT.replace("WAIT", "0")), &[]).await.unwrap();
+            let mut process =
+                client.spawn(&sh(&DAEMON_SCRIPT.replace("WAIT", "0")), &[]).await.unwrap();
             assert_eq!(read_to_end(&mut process).await.exit.status, ExitStatus::Exited(0));
             let daemons = pids(&agent.path("pids"), 5).await;
             assert!(daemons.iter().all(|pid| is_alive(*pid)));

@@ -7,8 +7,8 @@ use crate::common::{Agent, TEST_TIMEOUT, path, read_to_end, test};
 use bytes::Bytes;
 use stockade_agent::client::AgentClient;
 use stockade_agent::protocol::{
-    End, FileEntry, FileKind, FileRequest, FromAgent, Hello, Limit, MAX_FRAME, Size, Spawn, Stream,
-    ToAgent, PROTOCOL_VERSION, WINDOW_BYTES,
+    End, FileEntry, FileKind, FileRequest, FromAgent, Hello, Limit, MAX_FRAME, PROTOCOL_VERSION,
+    Size, Spawn, Stream, ToAgent, WINDOW_BYTES,
 };
 use stockade_core::{Command, ErrorCode, ExitStatus, Process, Stdin};
 use tokio::io::AsyncWriteExt;
@@ -302,11 +302,15 @@ fn an_agent_that_says_nothing_is_too_slow() {
 fn an_agent_of_another_version_is_refused() {
     test(async {
         let (ours, mut theirs) = tokio::net::UnixStream::pair().unwrap();
-        let hello = answer(&FromAgent::Hello(Hello { version: PROTOCOL_VERSION + 1, ..VALID_HELLO }));
+        let hello =
+            answer(&FromAgent::Hello(Hello { version: PROTOCOL_VERSION + 1, ..VALID_HELLO }));
         theirs.write_all(&hello).await.unwrap();
         let error = AgentClient::connect(ours, Duration::from_secs(10)).await.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Protocol);
-        assert!(error.to_string().contains(&format!("version {}", PROTOCOL_VERSION + 1)), "{error}");
+        assert!(
+            error.to_string().contains(&format!("version {}", PROTOCOL_VERSION + 1)),
+            "{error}"
+        );
     });
 }
 

@@ -68,7 +68,11 @@ impl Base {
 
     /// In a machine of this program's own.
     pub fn of_a_guest() -> Self {
-        Self { root: GUEST_ROOT_DIR.into(), own: GUEST_ROOT_DIR.into(), image: Some(GUEST_IMAGE_DIR) }
+        Self {
+            root: GUEST_ROOT_DIR.into(),
+            own: GUEST_ROOT_DIR.into(),
+            image: Some(GUEST_IMAGE_DIR),
+        }
     }
 
     /// The image that sandboxes are shown, if that is not this host's own.

@@ -11,7 +11,7 @@ use rustix::fs::Mode;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{WaitOptions, wait};
 use rustix::system::{RebootCommand, finit_module, reboot};
-use stockade_backends::across::guest::{Identity, MAX_LINE_BYTES, GUEST_PORT_NAME, Ready};
+use stockade_backends::across::guest::{GUEST_PORT_NAME, Identity, MAX_LINE_BYTES, Ready};
 use stockade_backends::across::words::HELLO_LINE;
 use stockade_backends::native::Native;
 use tokio::sync::oneshot;
@@ -37,7 +37,8 @@ pub fn is_first() -> bool {
 
 /// Whether this is the second, by its argument.
 pub fn is_second(argument: Option<&str>) -> bool {
-    argument == Some(SECOND_PROCESS_ARGUMENT) && rustix::process::getppid().is_some_and(|parent| parent.is_init())
+    argument == Some(SECOND_PROCESS_ARGUMENT)
+        && rustix::process::getppid().is_some_and(|parent| parent.is_init())
 }
 
 /// The first process. Only comes back by ending the machine.
@@ -82,7 +83,13 @@ fn prepare() -> io::Result<()> {
     load_modules()?;
     let disk = format!("/new{GUEST_ROOT_DIR}");
     mount_at("/new/dev/vda", "erofs", &format!("/new{GUEST_IMAGE_DIR}"), MountFlags::RDONLY, "")?;
-    mount_at("/new/dev/vdb", "ext4", &disk, MountFlags::NODEV | MountFlags::NOSUID, "noinit_itable")?;
+    mount_at(
+        "/new/dev/vdb",
+        "ext4",
+        &disk,
+        MountFlags::NODEV | MountFlags::NOSUID,
+        "noinit_itable",
+    )?;
     rustix::fs::chmod(&disk, Mode::from_raw_mode(0o755))?;
     fs::create_dir_all(format!("{disk}/tmp"))?;
     fs::set_permissions(format!("{disk}/tmp"), Permissions::from_mode(0o1777))?;
@@ -91,7 +98,13 @@ fn prepare() -> io::Result<()> {
     enter_root("/new")
 }
 
-fn mount_at(source: &str, kind: &str, target: &str, flags: MountFlags, data: &str) -> io::Result<()> {
+fn mount_at(
+    source: &str,
+    kind: &str,
+    target: &str,
+    flags: MountFlags,
+    data: &str,
+) -> io::Result<()> {
     let failed = |error: io::Error| with_context(&format!("mounting {kind} at {target}"), error);
     fs::create_dir_all(target).map_err(failed)?;
     let data = std::ffi::CString::new(data)?;
@@ -153,7 +166,8 @@ fn wait_at(port: File, ready: Vec<u8>, papers: Papers) -> io::Result<(Copied, St
 
 /// The same by a socket. A connection does not survive the copying: the next one is the copy's own.
 fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, Streams)> {
-    let listener = Listener::open().map_err(|error| with_context("nobody can speak to it", error))?;
+    let listener =
+        Listener::open().map_err(|error| with_context("nobody can speak to it", error))?;
     let mut pipe = listener.accept()?;
     pipe.write_all(ready)?;
     let told = loop {

@@ -43,7 +43,10 @@ impl Listener {
             socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let family = AddressFamily::VSOCK.as_raw();
         let (reserved, flags, zero) = (0, 0, [0; 3]);
-        bind(&socket, &Address { family, reserved, port: VSOCK_PORT, machine: VMADDR_CID_ANY, flags, zero })?;
+        bind(
+            &socket,
+            &Address { family, reserved, port: VSOCK_PORT, machine: VMADDR_CID_ANY, flags, zero },
+        )?;
         listen(&socket, 1)?;
         Ok(Self(socket))
     }

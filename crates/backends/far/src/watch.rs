@@ -81,7 +81,8 @@ impl Watches {
         let killer = Killer { out: self.out.clone(), execution };
         let state = &mut *self.lock();
         let control: Arc<dyn ProcessControl> = Arc::new(killer);
-        let walls = state.walls.as_ref().filter(|_| state.executions.len() < MAX_WATCHED_EXECUTIONS);
+        let walls =
+            state.walls.as_ref().filter(|_| state.executions.len() < MAX_WATCHED_EXECUTIONS);
         let watched = walls.and_then(|walls| walls.watch(&control, cpu_time).ok());
         let holds = watched.is_some();
         state.executions.extend(watched.map(|watched| (execution, watched)));

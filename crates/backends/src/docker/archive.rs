@@ -19,7 +19,8 @@ const OCI_INDEX_FILE: &str = "index.json";
 const REPOSITORIES_FILE: &str = "repositories";
 
 /// Annotations by which an OCI layout names an image.
-const NAME_ANNOTATIONS: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
+const NAME_ANNOTATIONS: [&str; 2] =
+    ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
 /// Copies the archive without its names.
 pub(super) fn copy(path: &Path, out: impl Write) -> io::Result<()> {
@@ -93,7 +94,8 @@ fn strip_image_names(name: &str, entry: impl Read) -> io::Result<Vec<u8>> {
         return Err(wrong("its list of images is too long"));
     }
     let mut told: Value = serde_json::from_slice(&bytes)?;
-    let images = if name == DOCKER_MANIFEST_FILE { Some(&mut told) } else { told.get_mut("manifests") };
+    let images =
+        if name == DOCKER_MANIFEST_FILE { Some(&mut told) } else { told.get_mut("manifests") };
     let Some([image]) = images.and_then(Value::as_array_mut).map(Vec::as_mut_slice) else {
         return Err(wrong("it holds not exactly one image"));
     };

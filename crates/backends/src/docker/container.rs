@@ -28,7 +28,7 @@ use crate::linux::cgroup::Group;
 use crate::linux::find;
 use crate::linux::hold::Hold;
 use crate::linux::running::{self, Built, Ending, Running, left_behind};
-use crate::linux::site::{TEARDOWN_TIMEOUT, START_TIMEOUT};
+use crate::linux::site::{START_TIMEOUT, TEARDOWN_TIMEOUT};
 
 /// Interval at which the engine is asked whether a container and its helpers are gone.
 const ENGINE_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -220,7 +220,8 @@ pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()
         // Only that it knows of none any more is proof. Ending by itself and being removed may meet:
         // the engine then says that it is at it.
         let asked =
-            tokio::time::timeout(TEARDOWN_TIMEOUT, api.remove_container(&name, Some(options))).await;
+            tokio::time::timeout(TEARDOWN_TIMEOUT, api.remove_container(&name, Some(options)))
+                .await;
         let Ok(asked) = asked else {
             return Err(left_behind(&NAME, id, "the engine does not answer"));
         };

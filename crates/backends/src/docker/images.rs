@@ -67,9 +67,13 @@ pub(super) async fn ready(
     let spec = admitted.spec();
     match &spec.image {
         Wanted::Host => host(&engine.api, plan::user(spec, engine)?).await,
-        Wanted::Directory(path) => describe_image(&engine.api, directory(engine, path).await?).await,
+        Wanted::Directory(path) => {
+            describe_image(&engine.api, directory(engine, path).await?).await
+        }
         Wanted::Oci(path) => describe_image(&engine.api, archive(&engine.api, path).await?).await,
-        Wanted::Named(name) => describe_image(&engine.api, named(&engine.api, name, progress).await?).await,
+        Wanted::Named(name) => {
+            describe_image(&engine.api, named(&engine.api, name, progress).await?).await
+        }
         // Not admitted on this backend.
         Wanted::Wasm(path) => Err(unusable(path, "is not an image for an engine")),
     }
@@ -146,7 +150,8 @@ async fn archive(api: &Api, path: &HostPath) -> Result<String> {
 /// Removes images of earlier states of the same, and old ones that will be made again if anybody wants
 /// them: a few at a time. The engine keeps what a container uses. Failing to is no harm.
 async fn prune(api: &Api, kind: &str, path: &HostPath, kept: &str) {
-    let filters = HashMap::from([("reference".to_owned(), vec![format!("{IMAGE_REPOSITORY}/{kind}")])]);
+    let filters =
+        HashMap::from([("reference".to_owned(), vec![format!("{IMAGE_REPOSITORY}/{kind}")])]);
     let options = ListImagesOptions { filters: Some(filters), ..ListImagesOptions::default() };
     let Ok(images) = api.list_images(Some(options)).await else { return };
     for name in unwanted(&images, kind, path, kept) {

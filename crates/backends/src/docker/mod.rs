@@ -229,7 +229,9 @@ impl Inner {
     /// Since when whoever reaps has been at it, so that it waits once for all that it reaps.
     fn reaping_since(&self) -> Instant {
         let (mut reaping, now) = (lock(&self.reaping), Instant::now());
-        let since = reaping.filter(|(_, last)| now - *last < REAP_SERIES_GAP).map_or(now, |(since, _)| since);
+        let since = reaping
+            .filter(|(_, last)| now - *last < REAP_SERIES_GAP)
+            .map_or(now, |(since, _)| since);
         *reaping = Some((since, now));
         since
     }

@@ -13,14 +13,14 @@ use stockade_core::{
     Admitted, Boundary, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, TenantName, User,
     WORKSPACE_ROOT, Workspace,
 };
-use stockade_launcher::{SANDBOX_HOME, PRIVATE_DIRECTORIES, Rlimits};
+use stockade_launcher::{PRIVATE_DIRECTORIES, Rlimits, SANDBOX_HOME};
 
 use super::images::Image;
 use super::socket::Engine;
 use super::{NAME, agent, inert};
 use crate::linux::limits::{counted_inside, per_process, with_runtime};
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::{MAX_SCRATCH_BYTES, OWN_PROCESSES, DEFAULT_USER};
+use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, OWN_PROCESSES};
 
 /// Whom a rootless engine's own user is inside.
 const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
@@ -187,7 +187,9 @@ fn private(
     };
     let mut places: HashMap<_, _> = PRIVATE_DIRECTORIES
         .iter()
-        .map(|(path, mode)| ((*path).to_owned(), options(*mode, matches!(*path, SANDBOX_HOME | "/run"))))
+        .map(|(path, mode)| {
+            ((*path).to_owned(), options(*mode, matches!(*path, SANDBOX_HOME | "/run")))
+        })
         .collect();
     if spec.workspace == Workspace::Ephemeral {
         let mode = if spec.read_only { "ro" } else { "rw" };

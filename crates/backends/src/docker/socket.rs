@@ -61,7 +61,10 @@ impl Options {
         }
         if let Some(host) = std::env::var_os("DOCKER_HOST").filter(|host| !host.is_empty()) {
             let host = host.to_string_lossy().into_owned();
-            return host.strip_prefix("unix://").map(PathBuf::from).ok_or_else(|| remote_engine_error(&host));
+            return host
+                .strip_prefix("unix://")
+                .map(PathBuf::from)
+                .ok_or_else(|| remote_engine_error(&host));
         }
         let found = default_sockets().into_iter().find(|path| path.exists());
         found.ok_or_else(|| unavailable("no engine's socket is there").remedy(ENGINE_REMEDY))
@@ -94,9 +97,11 @@ impl Engine {
     pub(super) async fn connect(options: &Options) -> Result<Self> {
         let socket = options.socket()?;
         let path = socket.to_string_lossy();
-        let api = Api::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, bollard::API_DEFAULT_VERSION)
-            .map_err(|error| unreachable(&path, &error))?;
-        let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(api, socket.clone(), options)).await;
+        let api =
+            Api::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, bollard::API_DEFAULT_VERSION)
+                .map_err(|error| unreachable(&path, &error))?;
+        let greeted =
+            tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(api, socket.clone(), options)).await;
         greeted
             .map_err(|_| unavailable("it does not answer").remedy("see why the engine hangs"))?
             .map_err(|error| unreachable(&path, &error))
@@ -138,7 +143,8 @@ fn unavailable(message: impl Into<String>) -> Error {
 }
 
 fn unreachable(path: &str, error: &ApiError) -> Error {
-    unavailable(format!("the engine at `{path}` cannot be reached: {}", words(error))).remedy(ENGINE_REMEDY)
+    unavailable(format!("the engine at `{path}` cannot be reached: {}", words(error)))
+        .remedy(ENGINE_REMEDY)
 }
 
 fn remote_engine_error(host: &str) -> Error {

@@ -58,7 +58,10 @@ fn process(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Process> {
     ProcessBuilder::default()
         .terminal(false)
         .user(UserBuilder::default().uid(uid).gid(gid).build()?)
-        .args([AGENT_PATH, "--apart", "0,1", plan.workspace_dir.as_str(), id.as_str()].map(String::from))
+        .args(
+            [AGENT_PATH, "--apart", "0,1", plan.workspace_dir.as_str(), id.as_str()]
+                .map(String::from),
+        )
         .env(Vec::new())
         .cwd("/")
         .capabilities(capabilities)

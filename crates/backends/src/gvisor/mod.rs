@@ -46,7 +46,7 @@ use crate::linux::hold::Hold;
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
-use crate::linux::site::{TEARDOWN_TIMEOUT, START_TIMEOUT, Site};
+use crate::linux::site::{START_TIMEOUT, Site, TEARDOWN_TIMEOUT};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, find, lock};
 

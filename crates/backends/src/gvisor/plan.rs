@@ -12,7 +12,7 @@ use stockade_launcher::{Made, PRIVATE_DIRECTORIES, Piece, host_root};
 
 use super::NAME;
 use crate::linux::paths::{directory, resolve, unusable};
-use crate::linux::{MAX_SCRATCH_BYTES, RESERVED_DIRECTORIES, DEFAULT_USER};
+use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, RESERVED_DIRECTORIES};
 
 /// The user and group without privileges on any host.
 const NOBODY_ID: u32 = 65534;
@@ -56,7 +56,8 @@ pub(super) struct Place {
 
 pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
     let spec = admitted.spec();
-    let scratch = admitted.limits().disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
+    let scratch =
+        admitted.limits().disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let user = user(spec, rootless);
     let mut binds = mounts(spec)?;
     let place = |(target, mode): (&str, u32), read_only: bool| Place {
@@ -65,7 +66,8 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
         bytes: scratch,
         read_only,
     };
-    let mut places: Vec<_> = PRIVATE_DIRECTORIES.into_iter().map(|private| place(private, false)).collect();
+    let mut places: Vec<_> =
+        PRIVATE_DIRECTORIES.into_iter().map(|private| place(private, false)).collect();
     let mut workspace_dir = WORKSPACE_ROOT;
     match &spec.workspace {
         Workspace::Local(path) => {

@@ -15,7 +15,8 @@ use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
 const GVISOR_BOUNDARY: Boundary = Boundary::UserspaceKernel;
-const INSTALL_REMEDY: &str = "install `runsc` (a package of that name on Debian) and put it into PATH";
+const INSTALL_REMEDY: &str =
+    "install `runsc` (a package of that name on Debian) and put it into PATH";
 const NATIVE_BACKEND_REMEDY: &str = "use the native backend";
 const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
@@ -75,7 +76,12 @@ const MISSING_FEATURES: [(Feature, &str, &str); 8] = [
 
 pub(super) async fn measure(gvisor: &Arc<Inner>) -> Capabilities {
     let Some(runsc) = gvisor.find() else {
-        return Capabilities::unavailable(NAME, GVISOR_BOUNDARY, "runsc is not installed", INSTALL_REMEDY);
+        return Capabilities::unavailable(
+            NAME,
+            GVISOR_BOUNDARY,
+            "runsc is not installed",
+            INSTALL_REMEDY,
+        );
     };
     match find_working_platform(gvisor, &runsc).await {
         Ok(platform) => {
@@ -122,7 +128,10 @@ async fn list_root(gvisor: &Arc<Inner>, id: &SandboxId) -> stockade_core::Result
 }
 
 /// The platform that was found before, if it still works, or the first that does.
-async fn find_working_platform(gvisor: &Arc<Inner>, runsc: &Runsc) -> stockade_core::Result<Platform> {
+async fn find_working_platform(
+    gvisor: &Arc<Inner>,
+    runsc: &Runsc,
+) -> stockade_core::Result<Platform> {
     gvisor.sweep().await;
     if let Some(platform) = platform::remembered(runsc)
         && gvisor.trial(platform).await.is_ok()

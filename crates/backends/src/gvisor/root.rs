@@ -111,7 +111,8 @@ fn share(own: &Path, shared: &Path, parts: &Parts<'_>) -> Option<Hold> {
 fn tidy(base: &Path, used: &Path) {
     let entries = fs::read_dir(base).into_iter().flatten().flatten();
     let roots = entries.filter(|entry| {
-        entry.file_name().as_encoded_bytes().starts_with(ROOT_PREFIX.as_bytes()) && entry.path() != used
+        entry.file_name().as_encoded_bytes().starts_with(ROOT_PREFIX.as_bytes())
+            && entry.path() != used
     });
     let age = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
     let mut roots: Vec<(Option<SystemTime>, PathBuf)> =

@@ -19,7 +19,7 @@ use stockade_launcher::{BARE_AGENT, Launcher};
 
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
-use crate::linux::site::{TEARDOWN_TIMEOUT, Site};
+use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
 use crate::linux::{self, find, private as held};
 use private::{DIRECTORY_PREFIX, Private};
 use sandbox::LandlockSandbox;

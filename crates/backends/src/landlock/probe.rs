@@ -56,7 +56,11 @@ const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
     (Feature::OverlayWorkspace, "an overlay needs a mount namespace", NATIVE_BACKEND_REMEDY),
     (Feature::ChosenUser, "another user needs a user namespace", NATIVE_BACKEND_REMEDY),
     (Feature::UserPerCommand, "another user needs a user namespace", OTHER_BACKEND_REMEDY),
-    (Feature::Terminal, "its terminals would lie among the user's own, in reach", NATIVE_BACKEND_REMEDY),
+    (
+        Feature::Terminal,
+        "its terminals would lie among the user's own, in reach",
+        NATIVE_BACKEND_REMEDY,
+    ),
     (Feature::Pause, "it does not freeze sandboxes", OTHER_BACKEND_REMEDY),
     (Feature::FilesSnapshot, "it does not capture files", OTHER_BACKEND_REMEDY),
     (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),

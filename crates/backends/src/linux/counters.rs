@@ -88,7 +88,11 @@ pub(super) struct Counters {
 impl Counters {
     /// How long until the next look.
     pub(super) fn pace(running: &Running) -> Duration {
-        if counts_memory(running) || running.counts_processes { TIGHT_POLL_INTERVAL } else { RELAXED_POLL_INTERVAL }
+        if counts_memory(running) || running.counts_processes {
+            TIGHT_POLL_INTERVAL
+        } else {
+            RELAXED_POLL_INTERVAL
+        }
     }
 
     /// Looks at everything that is due.

@@ -41,7 +41,8 @@ pub(crate) fn is_helper(pid: i32, engine: u32, meant: impl Fn(&[u8]) -> bool) ->
     let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(&meant);
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has)
         && fs::metadata(format!("/proc/{pid}")).is_ok_and(|of| [engine, own].contains(&of.uid()))
-        && program(pid).is_some_and(|name| ENGINE_HELPERS.contains(&&*name) || name.starts_with(SHIM_PREFIX))
+        && program(pid)
+            .is_some_and(|name| ENGINE_HELPERS.contains(&&*name) || name.starts_with(SHIM_PREFIX))
 }
 
 /// The name of the program that a process runs: of its file, or what it calls itself where only root may see

@@ -51,7 +51,8 @@ pub(crate) fn visit(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>)
             .map(|entry| Ok(entry?.file_name()))
             .collect::<io::Result<_>>()?;
         names.sort();
-        let ours = |name: &OsStr| directory == root && RESERVED_DIRECTORIES.iter().any(|own| name == *own);
+        let ours =
+            |name: &OsStr| directory == root && RESERVED_DIRECTORIES.iter().any(|own| name == *own);
         for name in names.into_iter().filter(|name| !ours(name)) {
             let path = directory.join(name);
             each(&path)?;

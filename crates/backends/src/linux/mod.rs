@@ -36,7 +36,7 @@ use stockade_core::{
     Admitted, BackendName, Boundary, Capabilities, Command, EnvName, Error, ErrorCode, Feature,
     SandboxId, SandboxSpec, Support, User, admit,
 };
-use stockade_launcher::{SANDBOX_HOME, LaunchError, Launched, Pending};
+use stockade_launcher::{LaunchError, Launched, Pending, SANDBOX_HOME};
 
 /// The user of commands when neither the caller nor the workspace says.
 pub(crate) const DEFAULT_USER: User = User { uid: 1000, gid: 1000 };

@@ -14,7 +14,8 @@ use stockade_launcher::clear;
 use super::running::left_behind;
 
 /// The remedy where no private directory can be made.
-pub(crate) const PRIVATE_DIR_REMEDY: &str = "see that /var/tmp or /tmp can be written to and has room to spare";
+pub(crate) const PRIVATE_DIR_REMEDY: &str =
+    "see that /var/tmp or /tmp can be written to and has room to spare";
 
 /// Parents of the private directory, on disk first: every user may write there, and none may rename
 /// another's files.
@@ -76,8 +77,9 @@ fn of_ours(shared: &Path) -> Vec<PathBuf> {
 
 fn is_ours(path: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    fs::symlink_metadata(path)
-        .is_ok_and(|found| found.is_dir() && found.uid() == own && found.mode() & 0o777 == PRIVATE_DIR_MODE)
+    fs::symlink_metadata(path).is_ok_and(|found| {
+        found.is_dir() && found.uid() == own && found.mode() & 0o777 == PRIVATE_DIR_MODE
+    })
 }
 
 fn make(shared: &Path) -> io::Result<PathBuf> {

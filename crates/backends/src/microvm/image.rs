@@ -199,7 +199,11 @@ impl Root {
         Ok(SandboxSpec {
             workspace: Workspace::Local(host(draft)?),
             mounts,
-            limits: Limits { memory: Some(PACK_MEMORY_LIMIT), disk: Some(PACK_DISK_LIMIT), ..Limits::default() },
+            limits: Limits {
+                memory: Some(PACK_MEMORY_LIMIT),
+                disk: Some(PACK_DISK_LIMIT),
+                ..Limits::default()
+            },
             network: Network::None,
             ..SandboxSpec::default()
         })

@@ -40,7 +40,9 @@ impl Kernel {
         let entries = fs::read_dir(BOOT_DIR).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         let versions = names.filter_map(|name| Some(name.strip_prefix(KERNEL_PREFIX)?.to_owned()));
-        let newest = versions.filter(|name| name.ends_with(KERNEL_SUFFIX)).max_by_key(|name| version_numbers(name));
+        let newest = versions
+            .filter(|name| name.ends_with(KERNEL_SUFFIX))
+            .max_by_key(|name| version_numbers(name));
         let version = newest.ok_or_else(|| {
             Error::new(ErrorCode::Unavailable, "create", "there is no kernel for its machines")
                 .backend(NAME)

@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn a_machine_that_hangs_is_ended_and_its_step_is_named() {
-        const HANGING_STEPS: &[Step] = &[Step::new("nop", &[0x90]), Step::new("jmp .", &[0xeb, 0xfe])];
+        const HANGING_STEPS: &[Step] =
+            &[Step::new("nop", &[0x90]), Step::new("jmp .", &[0xeb, 0xfe])];
         let Some(device) = device() else { return };
         let reason = format!("the machine hung for {RUN_TIMEOUT:?} at `jmp .`");
         assert_eq!(try_out(device, HANGING_STEPS), Kvm::CannotRunLinux { reason });
@@ -202,7 +203,8 @@ mod tests {
     #[test]
     fn an_instruction_that_fails_is_named() {
         // There is no handler for an undefined instruction.
-        const CRASHING_STEPS: &[Step] = &[Step::new("nop", &[0x90]), Step::new("ud2", &[0x0f, 0x0b])];
+        const CRASHING_STEPS: &[Step] =
+            &[Step::new("nop", &[0x90]), Step::new("ud2", &[0x0f, 0x0b])];
         let Some(device) = device() else { return };
         let Kvm::CannotRunLinux { reason } = try_out(device, CRASHING_STEPS) else {
             panic!("it ran what does not exist")

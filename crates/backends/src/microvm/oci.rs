@@ -41,7 +41,12 @@ fn wrong(what: &str) -> Error {
 pub(super) async fn unpack(sandbox: &dyn Sandbox, limits: &EffectiveLimits) -> Result<()> {
     run(sandbox, limits, &["sh", "-c", EXTRACT_SCRIPT]).await?;
     for layer in list_layers(sandbox.files()?).await? {
-        run(sandbox, limits, &["sh", "-c", APPLY_LAYER_SCRIPT, "sh", &format!("{LAYOUT_DIR}/{layer}")]).await?;
+        run(
+            sandbox,
+            limits,
+            &["sh", "-c", APPLY_LAYER_SCRIPT, "sh", &format!("{LAYOUT_DIR}/{layer}")],
+        )
+        .await?;
     }
     Ok(())
 }
@@ -52,7 +57,8 @@ async fn list_layers(files: &dyn Files) -> Result<Vec<String>> {
         let image = single_image(list.as_array())?;
         return layer_paths(&image["Layers"], |layer| layer.as_str().and_then(relative_path));
     }
-    let mut list = read_manifest(files, "index.json").await?.ok_or_else(|| wrong("lists no image"))?;
+    let mut list =
+        read_manifest(files, "index.json").await?.ok_or_else(|| wrong("lists no image"))?;
     for _ in 0..MAX_INDEX_DEPTH {
         if list["layers"].is_array() {
             return layer_paths(&list["layers"], |layer| blob(&layer["digest"]));

@@ -14,7 +14,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_launcher::clear;
 
 use super::{NAME, failed};
-use crate::across::far::{FAR_PROGRAM, FAR_DIGEST};
+use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 
 /// Timeout of the store's lock, which another process holds while it makes something.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(900);

@@ -21,7 +21,7 @@ use super::kernel::Kernel;
 use super::private::Trial;
 use super::store::{Kind, Maker, Store};
 use super::{Progress, create, failed, probe, tsc};
-use crate::across::far::{FAR_PROGRAM, FAR_DIGEST};
+use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 use crate::across::guest::{MAX_LINE_BYTES, Ready};
 use crate::linux::fingerprint;
 use crate::native::Native;
@@ -57,7 +57,9 @@ pub(super) struct Template {
 impl Wanted {
     /// The machine for these limits: the smallest that holds them.
     pub(super) fn of(root: Root, limits: &EffectiveLimits) -> Self {
-        let memory = limits.memory.map_or(MIN_MEMORY_BYTES, |most| most.0.saturating_add(GUEST_OVERHEAD_BYTES));
+        let memory = limits
+            .memory
+            .map_or(MIN_MEMORY_BYTES, |most| most.0.saturating_add(GUEST_OVERHEAD_BYTES));
         let disk = limits.disk.map_or(MIN_DISK_BYTES, |most| most.0.saturating_mul(2));
         let size = |least: u64, most: u64| Bytes(most.max(least).next_power_of_two());
         Self {
@@ -76,7 +78,9 @@ impl Wanted {
     fn key(&self, runner: &str, kernel: &Kernel, image: &str) -> String {
         let Self { memory, disk, cpus, .. } = self;
         let kernel = fingerprint::version(&kernel.path).unwrap_or_default();
-        let facts = format!("{TEMPLATE_VERSION} {FAR_DIGEST} {runner} {kernel} {image} {memory:?} {disk:?} {cpus}");
+        let facts = format!(
+            "{TEMPLATE_VERSION} {FAR_DIGEST} {runner} {kernel} {image} {memory:?} {disk:?} {cpus}"
+        );
         fingerprint::hash(facts.as_bytes())
     }
 }
@@ -219,7 +223,12 @@ async fn wait_until_ready(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Resu
 }
 
 /// What the machine is started with.
-async fn prepare_machine(wanted: &Wanted, kernel: &Kernel, image: &Path, draft: &Path) -> Result<Machine> {
+async fn prepare_machine(
+    wanted: &Wanted,
+    kernel: &Kernel,
+    image: &Path,
+    draft: &Path,
+) -> Result<Machine> {
     let machine = Machine {
         kernel: draft.join("kernel"),
         initramfs: draft.join("initramfs"),

@@ -90,8 +90,11 @@ impl Seen {
 
     fn address(&self, (first, count): (u64, u64)) -> io::Result<u64> {
         let holds = |it: &&Stretch| it.first <= first && first + count <= it.first + it.pages;
-        let found =
-            self.stretches.iter().find(holds).ok_or_else(|| invalid_data("there is no such page"))?;
+        let found = self
+            .stretches
+            .iter()
+            .find(holds)
+            .ok_or_else(|| invalid_data("there is no such page"))?;
         Ok(found.at + (first - found.first) * PAGE_BYTES)
     }
 }

@@ -268,7 +268,8 @@ impl Sandbox for MockSandbox {
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         if kind == SnapshotKind::Full {
             let programs = serde_json::to_vec(&self.what_runs()).map_err(io::Error::from);
-            let written = programs.and_then(|programs| fs::write(into.join(PROGRAMS_PART), programs));
+            let written =
+                programs.and_then(|programs| fs::write(into.join(PROGRAMS_PART), programs));
             written.map_err(|error| {
                 Error::new(ErrorCode::System, "snapshot", "programs").backend(NAME).source(error)
             })?;

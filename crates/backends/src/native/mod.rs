@@ -29,7 +29,7 @@ use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
-use crate::linux::site::{TEARDOWN_TIMEOUT, Site};
+use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
 use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
 
 /// The native backend's name.
@@ -64,7 +64,11 @@ pub struct Own {
 
 impl Default for Native {
     fn default() -> Self {
-        Self { site: Site::new(NAME, CGROUP_HOUSE, Launcher::start), own: OnceLock::new(), devices: &[] }
+        Self {
+            site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
+            own: OnceLock::new(),
+            devices: &[],
+        }
     }
 }
 

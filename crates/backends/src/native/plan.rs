@@ -14,7 +14,7 @@ use stockade_launcher as launcher;
 use super::{NAME, Own};
 use crate::linux::limits::per_process_raisable;
 use crate::linux::paths::{directory, resolve};
-use crate::linux::{MAX_SCRATCH_BYTES, OWN_PROCESSES, DEFAULT_USER};
+use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, OWN_PROCESSES};
 
 /// Where a system says which machine it is.
 const MACHINE_ID: &str = "/etc/machine-id";

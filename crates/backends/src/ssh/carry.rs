@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::host::{CONNECT_PERMITS, Host};
 use super::trouble::{no_connection, no_ssh};
-use crate::across::far::{FAR_PROGRAM, FAR_DIGEST};
+use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 use crate::across::words::Said;
 
 /// Timeout of uploading the program over a slow line.

@@ -131,7 +131,8 @@ impl Host {
 fn private_dir() -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let short = |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < MAX_SOCKET_PATH_BYTES;
+    let short =
+        |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < MAX_SOCKET_PATH_BYTES;
     let dir = match given.filter(short).filter(|dir| is_private(dir, user)) {
         Some(dir) => dir.join("stockade-ssh"),
         None => private::base()?.join("ssh"),

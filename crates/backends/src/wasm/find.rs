@@ -44,7 +44,8 @@ impl Start<'_> {
     /// The directory itself.
     pub(super) fn open(&self, command: &Command) -> Result<OwnedFd, StartFailure> {
         let named = || bad_directory(command.dir.as_ref().map_or(CURRENT_DIR, SandboxPath::as_str));
-        open_beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| named())
+        open_beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY)
+            .map_err(|_| named())
     }
 }
 
@@ -84,7 +85,9 @@ fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {
     let read = File::from(file).take(MAX_PROGRAM_BYTES + 1).read_to_end(&mut bytes);
     read.map_err(|error| unreadable(error.to_string()))?;
     if bytes.len() as u64 > MAX_PROGRAM_BYTES {
-        return Err(StartFailure::NoResources(format!("`{name}` has more than {MAX_PROGRAM_BYTES} bytes")));
+        return Err(StartFailure::NoResources(format!(
+            "`{name}` has more than {MAX_PROGRAM_BYTES} bytes"
+        )));
     }
     Ok(bytes)
 }

@@ -22,7 +22,7 @@ use super::engine::Mode;
 use super::ledger::{self, Ledger};
 use super::process::{self, Inside, Present};
 use super::relay::{Relay, relay};
-use super::report::{WORKER_DIR, Order};
+use super::report::{Order, WORKER_DIR};
 use super::sandbox::Programs;
 use super::workshop::{self, Source, Walls, Worker, mount};
 use super::{NAME, find};
@@ -220,7 +220,8 @@ impl Floor {
         let mut outer = self.walls.worker.command(["run".to_owned()]);
         outer.stdin = Stdin::Stream;
         // The worker holds its program to its time; the walls hold the worker to a little more.
-        let cpu_time = limits.cpu_time.map(|most| Span::millis(most.as_millis() + STARTUP_CPU_MILLIS));
+        let cpu_time =
+            limits.cpu_time.map(|most| Span::millis(most.as_millis() + STARTUP_CPU_MILLIS));
         let spawned = self.inner.spawn(&outer, &Limits { cpu_time, ..*limits }).await;
         match spawned {
             Ok(process) => Ok((process, order.into())),

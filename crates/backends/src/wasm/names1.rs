@@ -9,7 +9,7 @@ use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPrevie
 use wiggle::{GuestMemory, GuestPtr};
 
 use super::account::DIR_ENTRY_BYTES;
-use super::preview1::{PREVIEW1_MODULE, NO_SPACE, alone, split};
+use super::preview1::{NO_SPACE, PREVIEW1_MODULE, alone, split};
 use super::state::State;
 
 const ACCESS_DENIED: i32 = 2;

@@ -88,7 +88,10 @@ async fn keep_if_safe(state: &mut State, opened: Resource<Descriptor>) -> Result
 }
 
 /// Gives back the room of a name that was not made.
-fn refund_failed_create(state: &mut State, made: FsResult<()>) -> Result<std::result::Result<(), ErrorCode>> {
+fn refund_failed_create(
+    state: &mut State,
+    made: FsResult<()>,
+) -> Result<std::result::Result<(), ErrorCode>> {
     state.meter.account.give_disk(if made.is_ok() { 0 } else { DIR_ENTRY_BYTES });
     told(state, made)
 }

@@ -236,7 +236,13 @@ fn reserve_disk(
 }
 
 /// Gives back the room that was not needed.
-fn refund_unwritten(state: &State, memory: &GuestMemory<'_>, room: u64, errno: i32, out: i32) -> Result<i32> {
+fn refund_unwritten(
+    state: &State,
+    memory: &GuestMemory<'_>,
+    room: u64,
+    errno: i32,
+    out: i32,
+) -> Result<i32> {
     if room > 0 {
         let written = match errno {
             0 => u64::from(memory.read(GuestPtr::<u32>::new(out.cast_unsigned()))?),

@@ -149,8 +149,10 @@ fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
 pub(super) fn ids() -> Vec<SandboxId> {
     let entries = bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
     let ours = entries.filter(|entry| is_own(entry.metadata()));
-    ours.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(PRIVATE_DIR_PREFIX)?.parse().ok())
-        .collect()
+    ours.filter_map(|entry| {
+        entry.file_name().to_str()?.strip_prefix(PRIVATE_DIR_PREFIX)?.parse().ok()
+    })
+    .collect()
 }
 
 fn is_own(found: io::Result<fs::Metadata>) -> bool {

@@ -22,7 +22,7 @@ use super::lane::Lane;
 use super::ledger::Ledger;
 use super::openings::{Opening, Openings};
 use super::program;
-use super::report::{Answer, WORKER_DIR, Order, Way};
+use super::report::{Answer, Order, WORKER_DIR, Way};
 use super::run::{self, Job};
 use super::{cache, find, ledger};
 

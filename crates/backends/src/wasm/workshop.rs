@@ -63,7 +63,8 @@ impl Worker {
 pub(super) fn mount(source: PathBuf, name: &str, read_only: bool) -> Result<Mount> {
     let wrong = |message: String| Error::new(ErrorCode::Invalid, "create", message).backend(NAME);
     let source = HostPath::try_from(source).map_err(|error| wrong(error.to_string()))?;
-    let target = format!("{WORKER_DIR}/{name}").parse().map_err(|error| wrong(format!("{error}")))?;
+    let target =
+        format!("{WORKER_DIR}/{name}").parse().map_err(|error| wrong(format!("{error}")))?;
     Ok(Mount { source, target, read_only })
 }
 
@@ -177,7 +178,8 @@ async fn request_compilation(
     let Ok((status, said)) = answer.await else {
         return Ok(Err(Unfit::TooMuch("takes too long to compile".into())));
     };
-    let complaint = || String::from_utf8_lossy(&said[..said.len().min(MAX_DIAGNOSTIC_BYTES)]).into_owned();
+    let complaint =
+        || String::from_utf8_lossy(&said[..said.len().min(MAX_DIAGNOSTIC_BYTES)]).into_owned();
     match status {
         ExitStatus::Exited(0) if said.len() <= MAX_CODE_BYTES => Ok(Ok(said)),
         ExitStatus::Exited(worker::EXIT_MALFORMED) => Ok(Err(Unfit::Malformed(complaint()))),

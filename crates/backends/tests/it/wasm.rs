@@ -408,10 +408,11 @@ async fn a_module_that_was_tampered_with_ends_in_an_outcome_and_harms_nobody() {
     spec.limits.wall_time = Some(Span::secs(5));
     let id = engine.create(spec).await.unwrap();
     let sandbox = engine.sandbox(&id).unwrap();
-    let seeds: Vec<Vec<u8>> = [PRINT_PROGRAM.to_owned(), COUNTER_MODULE.into(), component(0), GREETER_COMPONENT.into()]
-        .iter()
-        .map(|text| wat::parse_str(text).unwrap())
-        .collect();
+    let seeds: Vec<Vec<u8>> =
+        [PRINT_PROGRAM.to_owned(), COUNTER_MODULE.into(), component(0), GREETER_COMPONENT.into()]
+            .iter()
+            .map(|text| wat::parse_str(text).unwrap())
+            .collect();
     let mut numbers = Numbers(0x5eed);
     let (until, mut tried, mut ran) = (Instant::now() + fuzzing(), 0, 0);
     while Instant::now() < until {

@@ -201,8 +201,12 @@ fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
         None => by_beginning(journal, id)?,
     };
     let Some(job) = found else {
-        return Err(Error::new(ErrorCode::NotFound, SHOW_OPERATION, format!("there is no job `{id}`"))
-            .remedy("`stockade audit list` shows the ones there are"));
+        return Err(Error::new(
+            ErrorCode::NotFound,
+            SHOW_OPERATION,
+            format!("there is no job `{id}`"),
+        )
+        .remedy("`stockade audit list` shows the ones there are"));
     };
     if printer.is_json() {
         printer.json(&job);

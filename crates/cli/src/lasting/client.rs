@@ -9,7 +9,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::fault::{broken, out_of_turn};
 use super::frame::{self, FrameError};
-use super::message::{Reply, Request, PROTOCOL_VERSION};
+use super::message::{PROTOCOL_VERSION, Reply, Request};
 use super::socket::Sockets;
 
 /// Timeout for a supervisor's greeting: it does nothing that takes long but in tasks of its own.

@@ -119,7 +119,9 @@ pub async fn open(
 async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result<i32> {
     if command.stdin != Stdin::None {
         let message = "--detach leaves nobody to type: it excludes -i and -t";
-        return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out"));
+        return Err(
+            Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out")
+        );
     }
     let connection = open(id, EXEC_OPERATION, printer).await?;
     let Remote { job, sandbox, .. } = Remote::exec(connection, command, true).await?;
@@ -162,7 +164,9 @@ fn fit_command(mut command: Command, printer: &Printer) -> Result<Command> {
     }
     if printer.is_json() {
         let message = "--json and -t exclude each other";
-        return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out"));
+        return Err(
+            Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out")
+        );
     }
     command.wall_time = command.wall_time.or(Some(TERMINAL_WALL_TIME));
     if let (Ok(name), Ok(kind)) = ("TERM".parse(), std::env::var("TERM")) {

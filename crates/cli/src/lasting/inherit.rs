@@ -10,6 +10,8 @@ pub fn nothing() -> io::Result<()> {
     const FIRST_FD: libc::c_uint = 3;
     const CLOSE_RANGE_FLAGS: libc::c_uint = libc::CLOSE_RANGE_CLOEXEC;
     // SAFETY: no memory is passed, and the flag closes nothing in this process: it only marks.
-    let done = unsafe { libc::syscall(libc::SYS_close_range, FIRST_FD, libc::c_uint::MAX, CLOSE_RANGE_FLAGS) };
+    let done = unsafe {
+        libc::syscall(libc::SYS_close_range, FIRST_FD, libc::c_uint::MAX, CLOSE_RANGE_FLAGS)
+    };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -21,7 +21,7 @@ use stockade_engine::EngineConfig;
 
 use caller::{Caller, in_path, root_paths};
 pub use choice::Choice;
-use table::{Root, KNOWN_TOOLCHAINS, Toolchain};
+use table::{KNOWN_TOOLCHAINS, Root, Toolchain};
 
 const TOOLCHAIN_FLAG: &str = "--toolchain";
 /// The home directory of whom commands run as, inside.
@@ -128,8 +128,9 @@ fn written_places(spec: &SandboxSpec) -> Vec<PathBuf> {
 
 /// What the flags say of a variable wins.
 fn set_default(spec: &mut SandboxSpec, name: &str, value: String) -> Result<()> {
-    let name: EnvName =
-        name.parse().map_err(|error| Error::new(ErrorCode::Invalid, TOOLCHAIN_FLAG, format!("{error}")))?;
+    let name: EnvName = name
+        .parse()
+        .map_err(|error| Error::new(ErrorCode::Invalid, TOOLCHAIN_FLAG, format!("{error}")))?;
     spec.env.entry(name).or_insert(value);
     Ok(())
 }

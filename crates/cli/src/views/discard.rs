@@ -27,7 +27,11 @@ pub async fn discard(args: DiscardArgs, workspaces: Workspaces, printer: &Printe
     let mut discarded = Vec::new();
     for handle in &args.ids {
         let id = handle.find(&workspaces, DISCARD_OPERATION)?;
-        let claim = if args.force { None } else { Some(claim(&workspaces, &id, DISCARD_OPERATION, IN_USE)?) };
+        let claim = if args.force {
+            None
+        } else {
+            Some(claim(&workspaces, &id, DISCARD_OPERATION, IN_USE)?)
+        };
         let (from, gone) = (workspaces.clone(), id.clone());
         let removing = off_thread(move || from.discard(&gone));
         printer.patiently("removing what was changed", removing).await?;

@@ -59,7 +59,12 @@ pub async fn take(
             let workspaces = open(settings)?;
             let id = handle.find(&workspaces, RESUME_FLAG)?;
             // Said here by its name; a backend that lost a race would say the same of a path.
-            drop(claim(&workspaces, &id, RESUME_FLAG, "end it first (`stockade ps`, `stockade kill`)")?);
+            drop(claim(
+                &workspaces,
+                &id,
+                RESUME_FLAG,
+                "end it first (`stockade ps`, `stockade kill`)",
+            )?);
             let workspace = workspaces.get(&id)?;
             (workspaces, workspace)
         }

@@ -4,7 +4,8 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use crate::common::changes::{
-    CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids, json, overlaid, overlaid_with, text,
+    CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids, json, overlaid,
+    overlaid_with, text,
 };
 use crate::common::{Place, finish, signal, start, wait};
 use rustix::process::Signal;

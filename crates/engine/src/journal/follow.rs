@@ -49,7 +49,8 @@ impl Follower<'_> {
                 Some(None) => Vec::new(),
                 Some(Some((file, limit))) => {
                     let end = file.metadata().during("read", name)?.len().min(limit);
-                    let more = usize::try_from(end.saturating_sub(self.offset)).unwrap_or(READ_CHUNK_BYTES);
+                    let more = usize::try_from(end.saturating_sub(self.offset))
+                        .unwrap_or(READ_CHUNK_BYTES);
                     let mut bytes = vec![0; more.min(READ_CHUNK_BYTES)];
                     file.read_exact_at(&mut bytes, self.offset).during("read", name)?;
                     bytes

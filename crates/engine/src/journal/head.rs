@@ -29,7 +29,8 @@ pub(super) struct Head {
 
 impl Head {
     /// Head of a journal without records.
-    pub(super) const EMPTY_JOURNAL: Self = Self { seq: 0, segment: 1, offset: 0, hash: Digest::GENESIS_HASH };
+    pub(super) const EMPTY_JOURNAL: Self =
+        Self { seq: 0, segment: 1, offset: 0, hash: Digest::GENESIS_HASH };
 
     /// The head after one more record.
     pub(super) fn after(self, hash: Digest, length: u64) -> Self {

@@ -24,7 +24,11 @@ impl From<SystemTime> for Timestamp {
     /// Instants that RFC 3339 cannot write become the nearest that it can.
     fn from(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(u64::try_from(since.as_millis()).unwrap_or(MAX_TIMESTAMP_MILLIS).min(MAX_TIMESTAMP_MILLIS))
+        Self(
+            u64::try_from(since.as_millis())
+                .unwrap_or(MAX_TIMESTAMP_MILLIS)
+                .min(MAX_TIMESTAMP_MILLIS),
+        )
     }
 }
 

@@ -90,7 +90,9 @@ impl Snapshot {
 
 fn lock_for_reading(dir: &Directory) -> Result<Locked, Fault> {
     let file = match dir.open(HEAD_FILE, OFlags::RDONLY) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing_head_fault(dir)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(missing_head_fault(dir)?);
+        }
         opened => opened.during("open", || dir.path_of(HEAD_FILE))?,
     };
     let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);

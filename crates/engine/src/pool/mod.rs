@@ -194,7 +194,9 @@ impl Pools {
         pools.retain(|steward| !steward.is_closed());
         if pools.iter().any(|steward| steward.serves(&order)) {
             let message = "there is a pool for the same spec";
-            return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy("resize that one"));
+            return Err(
+                Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy("resize that one")
+            );
         }
         let steward = Steward::open(order, bounds, engine);
         pools.push(Arc::clone(&steward));

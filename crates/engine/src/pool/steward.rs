@@ -281,7 +281,8 @@ impl Steward {
             acts
         });
         let (wake, parked) = lock(&self.state).plan();
-        let wake = wake.map_or(IDLE_WAKE_INTERVAL, |wake| wake.saturating_sub(self.begun.elapsed()));
+        let wake =
+            wake.map_or(IDLE_WAKE_INTERVAL, |wake| wake.saturating_sub(self.begun.elapsed()));
         Some(if parked { wake.min(READY_CHECK_INTERVAL) } else { wake })
     }
 

@@ -104,7 +104,8 @@ mod tests {
         let size = 5 * BLOCK_BYTES + 100;
         let hole = file(size, &[(BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
         let zeros = vec![0; BLOCK_BYTES as usize];
-        let filled = file(size, &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
+        let filled =
+            file(size, &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
         assert_eq!(digest(&hole, size).unwrap(), digest(&filled, size).unwrap());
     }
 

@@ -153,15 +153,17 @@ impl Snapshot {
 
     /// What a sealed manifest says, if it is whole and this version can read it.
     pub(super) fn unseal(sealed: &[u8]) -> Result<Self> {
-        let (seal, json) =
-            sealed.split_at_checked(SEAL_BYTES).ok_or_else(|| damaged("its manifest is cut off"))?;
+        let (seal, json) = sealed
+            .split_at_checked(SEAL_BYTES)
+            .ok_or_else(|| damaged("its manifest is cut off"))?;
         if seal != format!("{}\n", hash(json)).as_bytes() {
             return Err(damaged("its manifest was changed or is cut off"));
         }
         let unreadable = |error| damaged("its manifest cannot be read").source(error);
         let OnlyFormat { format } = serde_json::from_slice(json).map_err(unreadable)?;
         if format > MANIFEST_FORMAT {
-            let message = format!("it has format {format}; this version reads up to {MANIFEST_FORMAT}");
+            let message =
+                format!("it has format {format}; this version reads up to {MANIFEST_FORMAT}");
             return Err(Error::new(ErrorCode::Unsupported, "read a snapshot", message)
                 .remedy("use a newer version of Stockade"));
         }

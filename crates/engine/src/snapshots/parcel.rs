@@ -37,7 +37,8 @@ impl Snapshots {
         let parts = self.parts(snapshot)?;
         let sealed = snapshot.seal()?;
         let length = u32::try_from(sealed.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let head = [format!("{PARCEL_MAGIC}{PARCEL_VERSION}\n").as_bytes(), &length, &sealed].concat();
+        let head =
+            [format!("{PARCEL_MAGIC}{PARCEL_VERSION}\n").as_bytes(), &length, &sealed].concat();
         let mut to = Hashed { stream: to, hash: Sha256::new() };
         to.write_all(&head).map_err(not_written)?;
         let mut body = DeflateEncoder::new(to, Compression::fast());
@@ -136,7 +137,8 @@ fn head(from: &mut impl Read) -> Result<Vec<u8>> {
     match version.and_then(|version| version.parse::<u32>().ok()) {
         Some(PARCEL_VERSION) => {}
         Some(newer) if newer > PARCEL_VERSION => {
-            let message = format!("the file has format {newer}; this version reads {PARCEL_VERSION}");
+            let message =
+                format!("the file has format {newer}; this version reads {PARCEL_VERSION}");
             return Err(Error::new(ErrorCode::Unsupported, "import", message)
                 .remedy("use a newer version of Stockade"));
         }

@@ -259,7 +259,9 @@ impl Killed {
 }
 
 fn leases_of_role() -> Leases {
-    leases_at(Path::new(&std::env::var_os(STATE_DIR_VAR).expect("a role is given its state directory")))
+    leases_at(Path::new(
+        &std::env::var_os(STATE_DIR_VAR).expect("a role is given its state directory"),
+    ))
 }
 
 fn wait_for_go() {
@@ -271,7 +273,8 @@ fn wait_for_go() {
 #[ignore = "a role for processes that other tests start"]
 fn role_own() {
     let leases = leases_of_role();
-    let owned: Vec<Lease> = (0..LEASE_COUNT).map(|number| take(&leases, &format!("s{number}"))).collect();
+    let owned: Vec<Lease> =
+        (0..LEASE_COUNT).map(|number| take(&leases, &format!("s{number}"))).collect();
     println!("\ndone");
     wait_for_go();
     drop(owned);

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 
 use libc::{self, sock_filter};
 
-use super::allowed::{ALLOWED_SYSCALLS, ALLOWED_ARCH_SYSCALLS, CHECKED_SYSCALLS, CHECKED_ARCH_SYSCALLS};
-use super::bare::{BARE_SYSCALLS, BARE_ARCH_SYSCALLS};
+use super::allowed::{
+    ALLOWED_ARCH_SYSCALLS, ALLOWED_SYSCALLS, CHECKED_ARCH_SYSCALLS, CHECKED_SYSCALLS,
+};
+use super::bare::{BARE_ARCH_SYSCALLS, BARE_SYSCALLS};
 use super::{Action, Check, DENIED_SYSCALLS, Kind};
 
 #[cfg(target_arch = "x86_64")]
@@ -83,7 +85,9 @@ fn actions(kind: Kind) -> BTreeMap<u32, Action> {
         }
     }
     // Last, so that a call on both lists is refused.
-    actions.extend(DENIED_SYSCALLS.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))));
+    actions.extend(
+        DENIED_SYSCALLS.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))),
+    );
     actions
 }
 

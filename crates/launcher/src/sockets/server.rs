@@ -244,7 +244,9 @@ impl Mounted {
 
     /// Whether it is one of those that every sandbox has to itself, and nothing else is mounted over it.
     fn is_private(&self) -> bool {
-        self.place.as_ref().is_some_and(|at| PRIVATE_DIRECTORIES.iter().any(|(place, _)| place == at))
+        self.place
+            .as_ref()
+            .is_some_and(|at| PRIVATE_DIRECTORIES.iter().any(|(place, _)| place == at))
     }
 }
 

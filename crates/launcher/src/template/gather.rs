@@ -152,8 +152,8 @@ fn image_item(path: &Path, entry: &str) -> Result<Option<Item>, Failure> {
     if !regular {
         return item(path, entry, true);
     }
-    let tree =
-        fs::clone_with(CWD, &name(&source), fs::READ_ONLY_MOUNT).at(Wall::Source, &name(&source))?;
+    let tree = fs::clone_with(CWD, &name(&source), fs::READ_ONLY_MOUNT)
+        .at(Wall::Source, &name(&source))?;
     let what = What::Tree { tree, directory: false, layer: false };
     Ok(Some(Item { target: Path::new("/").join(entry), what }))
 }
@@ -162,7 +162,8 @@ fn devices(names: &[&str]) -> Result<Vec<Item>, Failure> {
     let mut items = Vec::new();
     for device in names {
         let target = Path::new("/dev").join(device);
-        let tree = fs::clone_with(CWD, &name(&target), fs::DEVICE_MOUNT).at(Wall::Source, device)?;
+        let tree =
+            fs::clone_with(CWD, &name(&target), fs::DEVICE_MOUNT).at(Wall::Source, device)?;
         let what = What::Tree { tree, directory: false, layer: false };
         items.push(Item { target, what });
     }
@@ -187,6 +188,7 @@ fn opened(Piece { target, made }: Piece, layer: bool) -> Result<Item, Failure> {
 }
 
 fn mounted(source: &Path, layer: bool) -> Result<What, Failure> {
-    let tree = fs::clone_with(CWD, &name(source), fs::READ_ONLY_MOUNT).at(Wall::Source, &name(source))?;
+    let tree =
+        fs::clone_with(CWD, &name(source), fs::READ_ONLY_MOUNT).at(Wall::Source, &name(source))?;
     Ok(What::Tree { tree, directory: true, layer })
 }

@@ -136,7 +136,8 @@ fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
     let mut template = Template { key, path, mounts: Vec::new(), layers: Vec::new() };
     let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
     mount_at(&root, &template.path).at(Wall::Template, &template.path)?;
-    let bare = fs::clone_with(&root, "", fs::READ_ONLY_MOUNT).at(Wall::Template, "its bare copy")?;
+    let bare =
+        fs::clone_with(&root, "", fs::READ_ONLY_MOUNT).at(Wall::Template, "its bare copy")?;
     mount_at(&bare, &template.bare()).at(Wall::Template, &template.bare())?;
     for item in &items {
         lay_item(&root, item).at(Wall::Template, &name(&item.target))?;
@@ -175,7 +176,8 @@ fn write_new(root: &OwnedFd, path: &Path, content: &[u8]) -> Result<(), Errno> {
 
 /// Mount points that every sandbox needs, and those this plan names where the root can hold them.
 fn lay_mount_points(root: &OwnedFd, targets: &[(PathBuf, bool)]) -> Result<(), Failure> {
-    for place in ["/proc", "/sys", "/tmp", "/var/tmp", "/run", SANDBOX_HOME, "/dev/pts", "/dev/shm"] {
+    for place in ["/proc", "/sys", "/tmp", "/var/tmp", "/run", SANDBOX_HOME, "/dev/pts", "/dev/shm"]
+    {
         fs::make_place(root, Path::new(place), true).at(Wall::Template, place)?;
     }
     for (target, directory) in targets {

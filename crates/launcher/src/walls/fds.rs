@@ -61,7 +61,11 @@ fn close(
     sys::close_from(last as u32 + 1, true)?;
     standard_streams()?;
     let hand = hand.map(|_| sys::inherited(HANDOVER_FD)).transpose()?;
-    Ok(Remaining { agent: sys::inherited(AGENT_PROGRAM_FD)?, report: sys::inherited(REPORT_FD)?, hand })
+    Ok(Remaining {
+        agent: sys::inherited(AGENT_PROGRAM_FD)?,
+        report: sys::inherited(REPORT_FD)?,
+        hand,
+    })
 }
 
 /// The launcher's own are opened on the host's mounts, which nothing inside may hold on to.

@@ -26,7 +26,11 @@ const ACCESS_FS_RESOLVE_UNIX: u64 = 1 << 16;
 
 const READ_ACCESS: u64 = ACCESS_FS_EXECUTE | ACCESS_FS_READ_FILE | ACCESS_FS_READ_DIR;
 /// The rights that apply to files that are not directories.
-const FILE_ACCESS: u64 = ACCESS_FS_EXECUTE | ACCESS_FS_WRITE_FILE | ACCESS_FS_READ_FILE | ACCESS_FS_TRUNCATE | ACCESS_FS_IOCTL_DEV;
+const FILE_ACCESS: u64 = ACCESS_FS_EXECUTE
+    | ACCESS_FS_WRITE_FILE
+    | ACCESS_FS_READ_FILE
+    | ACCESS_FS_TRUNCATE
+    | ACCESS_FS_IOCTL_DEV;
 /// Rights that no rule gives: to make device nodes, and to connect to sockets of others.
 const FORBIDDEN_ACCESS: u64 = ACCESS_FS_MAKE_CHAR | ACCESS_FS_MAKE_BLOCK | ACCESS_FS_RESOLVE_UNIX;
 
@@ -89,7 +93,10 @@ impl Rules {
 
     /// Allows the use of a device, or of all below a directory.
     pub(crate) fn device(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(place, READ_ACCESS | ACCESS_FS_WRITE_FILE | ACCESS_FS_TRUNCATE | ACCESS_FS_IOCTL_DEV)
+        self.allow(
+            place,
+            READ_ACCESS | ACCESS_FS_WRITE_FILE | ACCESS_FS_TRUNCATE | ACCESS_FS_IOCTL_DEV,
+        )
     }
 
     /// Allows everything below a place, but making devices.

@@ -41,7 +41,8 @@ pub(crate) fn trial() -> Result<OwnedFd, Failure> {
         let made = rustix::fs::mkdirat(&memory, layer, Mode::from_raw_mode(0o755));
         made.at(Wall::Workspace, layer)?;
     }
-    let [lower, upper, work] = ["lower", "upper", "work"].map(|name| format!("{CHANGES_DIR}/{name}"));
+    let [lower, upper, work] =
+        ["lower", "upper", "work"].map(|name| format!("{CHANGES_DIR}/{name}"));
     writable(&lower, &upper, &work)
 }
 

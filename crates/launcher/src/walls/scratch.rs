@@ -13,8 +13,13 @@ use crate::ground::SCRATCH_DIR;
 use crate::template::SANDBOX_HOME;
 
 /// The private writable directories of every sandbox, each with its mode.
-pub const PRIVATE_DIRECTORIES: [(&str, u32); 5] =
-    [("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755), (SANDBOX_HOME, 0o700), ("/dev/shm", 0o1777)];
+pub const PRIVATE_DIRECTORIES: [(&str, u32); 5] = [
+    ("/tmp", 0o1777),
+    ("/var/tmp", 0o1777),
+    ("/run", 0o755),
+    (SANDBOX_HOME, 0o700),
+    ("/dev/shm", 0o1777),
+];
 
 /// Mounts them into the staged root and says where they are.
 pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure> {

@@ -29,7 +29,8 @@ pub(crate) fn workspace(
         (Workspace::Trial, ..) => attach(&overlay::trial()?),
         // Nothing is ever in it.
         (Workspace::Ephemeral { bytes }, ..) if plan.read_only => {
-            let tree = fs::tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT).at(Wall::Workspace, "a tmpfs")?;
+            let tree =
+                fs::tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT).at(Wall::Workspace, "a tmpfs")?;
             attach(&tree)
         }
         (Workspace::Ephemeral { .. }, ..) => {
@@ -91,7 +92,12 @@ fn is_kept(workspace: &Workspace) -> bool {
 }
 
 /// Makes sure of the mount point, and makes none in a workspace that belongs to somebody.
-fn ensure_mount_point(root: &OwnedFd, target: &Path, directory: bool, make: bool) -> Result<(), Errno> {
+fn ensure_mount_point(
+    root: &OwnedFd,
+    target: &Path,
+    directory: bool,
+    make: bool,
+) -> Result<(), Errno> {
     match fs::place(root, target) {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) if make => fs::make_place(root, target, directory),

@@ -93,6 +93,7 @@ fn postponed(
     let form = person::form(&question).ok_or_else(|| unasked("the question cannot be written"))?;
     let opened = desk.pending.open(request, question);
     let handle = opened.map_err(|error| unasked(&error.to_string()))?;
-    let requests = InputRequests::from([(APPROVAL_KEY.to_owned(), InputRequest::Elicitation(form))]);
+    let requests =
+        InputRequests::from([(APPROVAL_KEY.to_owned(), InputRequest::Elicitation(form))]);
     Ok(InputRequiredResult::new(Some(requests), Some(handle)).into())
 }

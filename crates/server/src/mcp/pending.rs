@@ -169,9 +169,12 @@ mod tests {
     #[test]
     fn more_questions_than_there_is_room_for_push_out_the_oldest() {
         let pending = Pending::new(Duration::from_secs(60));
-        let all: Vec<_> =
-            (0..=MAX_OPEN_QUESTIONS).map(|_| pending.open(&call("x", None, true), question()).unwrap()).collect();
+        let all: Vec<_> = (0..=MAX_OPEN_QUESTIONS)
+            .map(|_| pending.open(&call("x", None, true), question()).unwrap())
+            .collect();
         assert_eq!(pending.answer(&call("x", Some(&all[0]), true)), Err(Unfit::Unknown));
-        assert!(pending.answer(&call("x", Some(&all[MAX_OPEN_QUESTIONS]), true)).unwrap().is_some());
+        assert!(
+            pending.answer(&call("x", Some(&all[MAX_OPEN_QUESTIONS]), true)).unwrap().is_some()
+        );
     }
 }

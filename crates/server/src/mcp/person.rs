@@ -27,7 +27,8 @@ pub fn can_ask(capabilities: Option<&ClientCapabilities>) -> bool {
 /// The question as the protocol puts it.
 pub fn form(question: &Question) -> Option<ElicitRequest> {
     let allow = |schema: BooleanSchema| schema.title("Allow it, this once");
-    let schema = ElicitationSchema::builder().required_bool_with(ALLOW_FIELD, allow).build().ok()?;
+    let schema =
+        ElicitationSchema::builder().required_bool_with(ALLOW_FIELD, allow).build().ok()?;
     Some(ElicitRequest::new(ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: question.text.clone(),

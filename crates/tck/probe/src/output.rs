@@ -54,7 +54,10 @@ pub fn flood(args: &Args) -> io::Result<Done> {
 /// `interleave N`: numbered lines, in turn on both streams.
 pub fn interleave(args: &Args) -> io::Result<Done> {
     for number in 0..args.number(0)? {
-        write_stream(if number % 2 == 0 { "stdout" } else { "stderr" }, format!("{number}\n").as_bytes())?;
+        write_stream(
+            if number % 2 == 0 { "stdout" } else { "stderr" },
+            format!("{number}\n").as_bytes(),
+        )?;
     }
     Ok(Done::Code(0))
 }

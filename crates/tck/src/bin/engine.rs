@@ -37,8 +37,10 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
             .map_err(|stop| format!("{stop:?}").into()),
         Some("wasm-isolated") => {
-            let worker =
-                Worker { program: std::env::current_exe()?, role: vec![WASM_WORKER_ROLE.to_owned()] };
+            let worker = Worker {
+                program: std::env::current_exe()?,
+                role: vec![WASM_WORKER_ROLE.to_owned()],
+            };
             OnHost::of_wasm(Arc::new(Wasm::new(Settings::default().isolated(worker))))
                 .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
                 .map_err(|stop| format!("{stop:?}").into())

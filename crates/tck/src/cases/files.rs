@@ -13,8 +13,10 @@ use crate::{Case, Kit, Room, Stop, Verdict};
 const REQUIRED_FEATURES: &[Feature] = &[Feature::FileTransfer];
 
 pub(super) const FILE_CASES: &[Case] = &[
-    case!("a file that is written from outside can be read inside", "C-22", inward).needs(REQUIRED_FEATURES),
-    case!("a file that is written inside can be read from outside", "C-22", outward).needs(REQUIRED_FEATURES),
+    case!("a file that is written from outside can be read inside", "C-22", inward)
+        .needs(REQUIRED_FEATURES),
+    case!("a file that is written inside can be read from outside", "C-22", outward)
+        .needs(REQUIRED_FEATURES),
     case!("a large binary file goes in and out unchanged", "C-22", large).needs(REQUIRED_FEATURES),
     case!("many files are listed, each with what it is", "C-22", many).needs(REQUIRED_FEATURES),
     case!(
@@ -24,7 +26,8 @@ pub(super) const FILE_CASES: &[Case] = &[
     )
     .needs(REQUIRED_FEATURES),
     case!("a file is moved, replacing what is in the way", "C-22", rename).needs(REQUIRED_FEATURES),
-    case!("a file's permissions are set and move with it", "C-22", set_mode).needs(REQUIRED_FEATURES),
+    case!("a file's permissions are set and move with it", "C-22", set_mode)
+        .needs(REQUIRED_FEATURES),
     case!("what is not there is reported as not found", "C-22", missing).needs(REQUIRED_FEATURES),
     case!("an absolute path from outside names the sandbox's own tree", "C-22", absolute)
         .needs(REQUIRED_FEATURES)
@@ -38,7 +41,8 @@ pub(super) const FILE_CASES: &[Case] = &[
     case!("a link to a directory outside leads nowhere", "C-21", link_directory)
         .needs(REQUIRED_FEATURES)
         .isolation(),
-    case!("a link is itself, not what it points to", "C-21", link_is_itself).needs(REQUIRED_FEATURES),
+    case!("a link is itself, not what it points to", "C-21", link_is_itself)
+        .needs(REQUIRED_FEATURES),
     case!("reading a fifo is refused instead of waiting", "C-21", fifo).needs(REQUIRED_FEATURES),
 ];
 

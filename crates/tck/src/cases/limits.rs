@@ -73,7 +73,8 @@ async fn memory(kit: Kit) -> Verdict {
 async fn memory_within(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.memory = Some(Bytes::mib(128));
-    let facts = kit.run_with(spec, probe(["allocate", &(32 * MIB_BYTES).to_string()])).await?.facts()?;
+    let facts =
+        kit.run_with(spec, probe(["allocate", &(32 * MIB_BYTES).to_string()])).await?.facts()?;
     same!("what was to be had", facts, json!({ "ok": true, "bytes": 32 * MIB_BYTES }));
     Ok(())
 }

@@ -18,7 +18,9 @@ const ISOLATION_FEATURES: &[Feature] = &[Feature::NetworkIsolation];
 const HOST_VIEW_FEATURES: &[Feature] = &[Feature::LocalWorkspace, Feature::HostImage];
 
 pub(super) const NETWORK_CASES: &[Case] = &[
-    case!("there is no network interface but loopback", "C-03", interfaces).needs(ISOLATION_FEATURES).isolation(),
+    case!("there is no network interface but loopback", "C-03", interfaces)
+        .needs(ISOLATION_FEATURES)
+        .isolation(),
     case!("a listener on the host's loopback cannot be reached", "C-03", host_loopback)
         .needs(ISOLATION_FEATURES)
         .isolation(),

@@ -59,9 +59,15 @@ async fn big(kit: Kit) -> Verdict {
     spec.limits.output = Some(Bytes(LARGE_OUTPUT_BYTES as u64));
     // Judged by its bytes, not by its pace.
     spec.limits.wall_time = Some(Span::secs(600));
-    let ran = kit.run_with(spec, probe(["flood", "stdout", &LARGE_OUTPUT_BYTES.to_string()])).await?.exited(0)?;
+    let ran = kit
+        .run_with(spec, probe(["flood", "stdout", &LARGE_OUTPUT_BYTES.to_string()]))
+        .await?
+        .exited(0)?;
     same!("the number of bytes", ran.stdout.len(), LARGE_OUTPUT_BYTES);
-    check!(ran.stdout == pattern(LARGE_OUTPUT_BYTES), "expected the pattern in every byte, saw another");
+    check!(
+        ran.stdout == pattern(LARGE_OUTPUT_BYTES),
+        "expected the pattern in every byte, saw another"
+    );
     same!(
         "bytes passed on and dropped",
         (ran.outcome.stdout.bytes, ran.outcome.stdout.dropped),

@@ -155,6 +155,9 @@ async fn errors(kit: Kit) -> Verdict {
         return Err(Stop::failed("expected a zero byte to be refused, but it was taken"));
     };
     same!("the refusal's code", error.code(), ErrorCode::Refused);
-    check!(!format!("{error} {error:?}").contains(SECRET_VALUE), "expected no secret, saw it in {error}");
+    check!(
+        !format!("{error} {error:?}").contains(SECRET_VALUE),
+        "expected no secret, saw it in {error}"
+    );
     kept_from(&kit.state())
 }

@@ -40,7 +40,10 @@ async fn check_disk_limit(kit: &Kit, verb: &[&str]) -> Verdict {
     let used = empty_directory(&kit.workspace())?;
     held_back(ran?, &[LimitKind::Disk])?;
     // What is written between two looks may go beyond, but not by much.
-    check!(used < DISK_LIMIT_BYTES + ATTEMPTED_BYTES / 2, "expected about {DISK_LIMIT_BYTES} bytes to be written, saw {used}");
+    check!(
+        used < DISK_LIMIT_BYTES + ATTEMPTED_BYTES / 2,
+        "expected about {DISK_LIMIT_BYTES} bytes to be written, saw {used}"
+    );
     unharmed(kit).await
 }
 

@@ -28,7 +28,12 @@ fn memory_limited_spec(kit: &Kit) -> Verdict<SandboxSpec> {
 }
 
 async fn bomb(kit: Kit) -> Verdict {
-    let ran = kit.run_with(memory_limited_spec(&kit)?, within(60, ["allocate", &ATTEMPTED_BYTES.to_string()])).await?;
+    let ran = kit
+        .run_with(
+            memory_limited_spec(&kit)?,
+            within(60, ["allocate", &ATTEMPTED_BYTES.to_string()]),
+        )
+        .await?;
     within_the_limit(&kit, &ran)?;
     held_back(ran, &[LimitKind::Memory])?;
     unharmed(&kit).await
@@ -48,7 +53,10 @@ async fn swarm(kit: Kit) -> Verdict {
 }
 
 async fn unmapped(kit: Kit) -> Verdict {
-    let ran = kit.run_with(memory_limited_spec(&kit)?, within(60, ["fill-memory-files", &ATTEMPTED_BYTES.to_string()]));
+    let ran = kit.run_with(
+        memory_limited_spec(&kit)?,
+        within(60, ["fill-memory-files", &ATTEMPTED_BYTES.to_string()]),
+    );
     let ran = ran.await?;
     within_the_limit(&kit, &ran)?;
     held_back(ran, &[LimitKind::Memory])?;
@@ -67,6 +75,9 @@ async fn scratch(kit: Kit) -> Verdict {
 /// Where the kernel holds the limit, what was used at most says so.
 fn within_the_limit(kit: &Kit, ran: &Ran) -> Verdict {
     let peak = ran.outcome.usage.peak_memory_bytes.filter(|_| kit.has(Feature::MemoryLimit));
-    check!(peak.unwrap_or(0) <= MEMORY_LIMIT_BYTES, "expected at most {MEMORY_LIMIT_BYTES} bytes, saw {peak:?}");
+    check!(
+        peak.unwrap_or(0) <= MEMORY_LIMIT_BYTES,
+        "expected at most {MEMORY_LIMIT_BYTES} bytes, saw {peak:?}"
+    );
     Ok(())
 }

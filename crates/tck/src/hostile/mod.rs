@@ -24,7 +24,13 @@ const MIB_BYTES: u64 = 1 << 20;
 
 /// Every program of the corpus.
 pub fn all() -> Vec<Case> {
-    [processes::HOSTILE_PROCESS_CASES, memory::HOSTILE_MEMORY_CASES, files::HOSTILE_FILE_CASES, output::HOSTILE_OUTPUT_CASES].concat()
+    [
+        processes::HOSTILE_PROCESS_CASES,
+        memory::HOSTILE_MEMORY_CASES,
+        files::HOSTILE_FILE_CASES,
+        output::HOSTILE_OUTPUT_CASES,
+    ]
+    .concat()
 }
 
 /// Runs the corpus, one program at a time: what one uses up, another would miss.

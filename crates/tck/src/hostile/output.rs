@@ -33,9 +33,16 @@ async fn flood(kit: Kit) -> Verdict {
     let (ran, highest) = keeping_highest(kit.run_with(spec, command)).await;
     let ran = ran?.exited(0)?;
     let report = ran.outcome.stdout;
-    same!("bytes passed on and dropped", (report.bytes, report.dropped), (OUTPUT_LIMIT_BYTES, FLOOD_BYTES - OUTPUT_LIMIT_BYTES));
+    same!(
+        "bytes passed on and dropped",
+        (report.bytes, report.dropped),
+        (OUTPUT_LIMIT_BYTES, FLOOD_BYTES - OUTPUT_LIMIT_BYTES)
+    );
     let grown = highest.saturating_sub(before);
-    check!(grown < MAX_ENGINE_GROWTH_BYTES, "expected the engine to grow by less than {MAX_ENGINE_GROWTH_BYTES} bytes, saw {grown}");
+    check!(
+        grown < MAX_ENGINE_GROWTH_BYTES,
+        "expected the engine to grow by less than {MAX_ENGINE_GROWTH_BYTES} bytes, saw {grown}"
+    );
     unharmed(&kit).await
 }
 

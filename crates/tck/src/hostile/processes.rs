@@ -68,7 +68,10 @@ async fn daemon_in_time(kit: Kit) -> Verdict {
 }
 
 async fn closed(kit: Kit) -> Verdict {
-    timed_out(kit.run_with(spec(&kit), within(2, ["close-fds-then-sleep", LONG_SLEEP_MS])).await?, 2)?;
+    timed_out(
+        kit.run_with(spec(&kit), within(2, ["close-fds-then-sleep", LONG_SLEEP_MS])).await?,
+        2,
+    )?;
     unharmed(&kit).await
 }
 

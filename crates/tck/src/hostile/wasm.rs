@@ -21,7 +21,8 @@ pub(super) const HOSTILE_WASM_CASES: &[Case] = &[
     case!("memory that grows and grows ends at its limit", "C-16", grows).needs(REQUIRED_FEATURES),
     case!("more memory to begin with than there may be is refused", "C-16", begins_large)
         .needs(REQUIRED_FEATURES),
-    case!("deep recursion ends the program and nothing else", "C-10", recursion).needs(REQUIRED_FEATURES),
+    case!("deep recursion ends the program and nothing else", "C-10", recursion)
+        .needs(REQUIRED_FEATURES),
     case!("a giant table is refused", "C-16", table).needs(REQUIRED_FEATURES),
     case!("tables that grow count as memory", "C-16", table_grows).needs(REQUIRED_FEATURES),
     case!("many memories and tables are refused before they are compiled", "C-16", many)
@@ -43,7 +44,10 @@ async fn run(kit: &Kit, module: impl AsRef<[u8]>) -> Verdict<Ran> {
     let before = resident()?;
     let (ran, highest) = keeping_highest(kit.run_with(spec, command)).await;
     let grown = highest.saturating_sub(before);
-    check!(grown < MAX_PROCESS_GROWTH_BYTES, "expected this process to grow by less than {MAX_PROCESS_GROWTH_BYTES} bytes, saw {grown}");
+    check!(
+        grown < MAX_PROCESS_GROWTH_BYTES,
+        "expected this process to grow by less than {MAX_PROCESS_GROWTH_BYTES} bytes, saw {grown}"
+    );
     ran
 }
 

@@ -23,8 +23,9 @@ pub(super) fn table(report: &Report) -> String {
             format!("{mark}  {}  {first:<room$}{time:>8}", case.clause).trim_end().to_owned(),
         );
         lines.extend(names.map(|rest| format!("{DETAIL_INDENT}{rest}")));
-        let detail =
-            detail.map(|detail| wrap(detail, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 2)).unwrap_or_default();
+        let detail = detail
+            .map(|detail| wrap(detail, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 2))
+            .unwrap_or_default();
         lines.extend(detail.into_iter().map(|line| format!("{DETAIL_INDENT}  {line}")));
     }
     let Counts { passed, failed, skipped } = report.counts();
@@ -64,7 +65,10 @@ mod tests {
     #[test]
     fn no_line_is_wider_than_a_hundred_columns_and_nothing_is_lost() {
         let table = crate::report::sample().table();
-        assert!(table.lines().all(|line| line.chars().count() <= super::MAX_LINE_COLUMNS), "{table}");
+        assert!(
+            table.lines().all(|line| line.chars().count() <= super::MAX_LINE_COLUMNS),
+            "{table}"
+        );
         assert_eq!(table.matches("long").count(), 40);
         assert!(table.contains("1 passed, 1 failed, 1 skipped"), "{table}");
     }

@@ -62,7 +62,10 @@ impl Sabotage for IgnoresDisk {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        create_with_changed_spec(mock, id, admitted, |spec| spec.limits.disk = Some(Bytes(u64::MAX))).await
+        create_with_changed_spec(mock, id, admitted, |spec| {
+            spec.limits.disk = Some(Bytes(u64::MAX))
+        })
+        .await
     }
 }
 

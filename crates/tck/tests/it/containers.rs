@@ -13,8 +13,8 @@ use stockade_backends::docker::{Docker, Options as DockerOptions};
 use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, SandboxSpec, Workspace};
 use stockade_engine::{Engine as Stockade, EngineConfig};
 use stockade_tck::{
-    Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report, Status,
-    Subject, cases, hostile, probe_bytes, run, write_image,
+    Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report,
+    Status, Subject, cases, hostile, probe_bytes, run, write_image,
 };
 
 /// Image that a test imports with settings of its own.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stockade_tck::control::{EXCUSED_CASES, Control};
+use stockade_tck::control::{Control, EXCUSED_CASES};
 use stockade_tck::{CaseReport, Options, Status, cases, run};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

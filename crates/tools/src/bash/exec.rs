@@ -112,10 +112,12 @@ pub(super) fn ended(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>)
 }
 
 /// Notice in the output of a command that was stopped.
-const STOPPED_NOTICE: &str = "stockade: the command was stopped, and every process of it was killed\n";
+const STOPPED_NOTICE: &str =
+    "stockade: the command was stopped, and every process of it was killed\n";
 
 /// Notice in the output of a command whose sandbox was ended.
-const KILLED_NOTICE: &str = "stockade: the sandbox was ended with the command in it, by another process\n";
+const KILLED_NOTICE: &str =
+    "stockade: the sandbox was ended with the command in it, by another process\n";
 
 /// How it ended, in one word.
 pub(super) const fn ended_by(ending: &Ending) -> &'static str {

@@ -75,7 +75,8 @@ fn not_there(args: &EditFile) -> ToolError {
 
 fn ambiguous(old: &[u8], places: &[usize], count: usize) -> ToolError {
     let line = |at: &usize| 1 + old[..*at].iter().filter(|byte| **byte == b'\n').count();
-    let lines: Vec<_> = places.iter().take(MAX_LISTED_MATCHES).map(|at| line(at).to_string()).collect();
+    let lines: Vec<_> =
+        places.iter().take(MAX_LISTED_MATCHES).map(|at| line(at).to_string()).collect();
     let more = if count > MAX_LISTED_MATCHES { " …" } else { "" };
     ToolError::field(
         "old_string",

@@ -74,7 +74,9 @@ impl<'a> Reader<'a> {
             return Ok(Change { path, action: Action::Delete { hunks: Vec::new() } });
         }
         let Some(name) = line.strip_prefix(UPDATE_MARKER) else {
-            let kinds = format!("expected `{ADD_MARKER}`, `{UPDATE_MARKER}`, `{DELETE_MARKER}` or `{END_MARKER}`");
+            let kinds = format!(
+                "expected `{ADD_MARKER}`, `{UPDATE_MARKER}`, `{DELETE_MARKER}` or `{END_MARKER}`"
+            );
             return Err(self.fail(kinds));
         };
         let path = self.path(name)?;

@@ -93,18 +93,24 @@ fn a_mail_around_the_diff_is_left_out_and_nothing_else() {
     let mail = format!("From: somebody\nSubject: x\n\n{UNIFIED_DIFF}-- \n2.39.5\n\n");
     assert_eq!(applied(&mail, OLD_TEXT).unwrap(), "one\ntwo\nTHREE\nfour\n");
     let stray = format!("{UNIFIED_DIFF}+stray\n");
-    assert!(applied(&stray, OLD_TEXT).unwrap_err().contains("line 8"), "{:?}", applied(&stray, OLD_TEXT));
+    assert!(
+        applied(&stray, OLD_TEXT).unwrap_err().contains("line 8"),
+        "{:?}",
+        applied(&stray, OLD_TEXT)
+    );
 }
 
 #[test]
 fn paths_that_escape_and_files_named_twice_are_refused() {
     let error = parse("--- a/../../f\n+++ b/../../f\n@@ -1 +1 @@\n-a\n+b\n").unwrap_err();
     assert!(error.message.contains("../../f"), "{error}");
-    let twice = format!("{UNIFIED_DIFF}{}", UNIFIED_DIFF.replace("a/f", "a/./f").replace("b/f", "b/./f"));
+    let twice =
+        format!("{UNIFIED_DIFF}{}", UNIFIED_DIFF.replace("a/f", "a/./f").replace("b/f", "b/./f"));
     assert!(parse(&twice).unwrap_err().message.contains("twice"));
 }
 
-const BEGIN_PATCH: &str = "*** Begin Patch\n*** Update File: f\n@@ fn b\n x\n-y\n+z\n*** End Patch\n";
+const BEGIN_PATCH: &str =
+    "*** Begin Patch\n*** Update File: f\n@@ fn b\n x\n-y\n+z\n*** End Patch\n";
 
 #[test]
 fn a_begin_patch_finds_its_place_by_what_stands_around() {

@@ -294,7 +294,8 @@ fn ranges(line: &str) -> Option<(usize, usize, usize)> {
         }
     };
     let ((start, old), (_, new)) = (range(old)?, range(new)?);
-    (old <= MAX_LINE_NUMBER && new <= MAX_LINE_NUMBER && start <= MAX_LINE_NUMBER).then_some((start, old, new))
+    (old <= MAX_LINE_NUMBER && new <= MAX_LINE_NUMBER && start <= MAX_LINE_NUMBER)
+        .then_some((start, old, new))
 }
 
 /// Line number beyond those of any file that is patched.

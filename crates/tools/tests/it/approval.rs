@@ -1,5 +1,5 @@
 //! Whether it may happen, apart from where: rules, persons, silence, and the record of each.
-use crate::common::{Bench, ALL_PLACES, Where, test};
+use crate::common::{ALL_PLACES, Bench, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;

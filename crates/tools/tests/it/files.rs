@@ -2,7 +2,7 @@
 //! and locally with the same results.
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{Bench, ALL_PLACES, Where, test};
+use crate::common::{ALL_PLACES, Bench, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Bench, ALL_PLACES, Where, test};
+use crate::common::{ALL_PLACES, Bench, Where, test};
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
@@ -136,8 +136,9 @@ fn searches_and_listings_of_everything_stay_inside_and_end() {
                 args
             };
             // The hard link is a file of the workspace; what the links lead to is not.
-            let hits =
-                bench.ok("grep", with(json!({ "pattern": OUTSIDE_SECRET, "files_only": true }))).await;
+            let hits = bench
+                .ok("grep", with(json!({ "pattern": OUTSIDE_SECRET, "files_only": true })))
+                .await;
             assert_eq!(hits["files"], json!(["hard"]), "{place:?}");
             let hits =
                 bench.ok("grep", with(json!({ "pattern": "root:", "files_only": true }))).await;
@@ -205,7 +206,8 @@ fn a_hard_link_is_replaced_and_not_written_through() {
     test(async {
         for place in ALL_PLACES {
             let bench = hostile(place).await;
-            let edit = json!({ "path": "hard", "old_string": OUTSIDE_SECRET, "new_string": "mine" });
+            let edit =
+                json!({ "path": "hard", "old_string": OUTSIDE_SECRET, "new_string": "mine" });
             bench.ok("edit_file", edit).await;
             assert_eq!(bench.read("hard"), "mine");
             assert_untouched(&bench);

@@ -101,7 +101,11 @@ fn conflict_of_rename(
 }
 
 /// Whether what came out of the tree is what was to be replaced.
-fn check_identity(stage: &OwnedFd, action: &Action, old: &Identity) -> Outcome<Option<ConflictReason>> {
+fn check_identity(
+    stage: &OwnedFd,
+    action: &Action,
+    old: &Identity,
+) -> Outcome<Option<ConflictReason>> {
     let out = rustix::fs::statat(stage, action.slot.as_str(), AtFlags::SYMLINK_NOFOLLOW);
     let out = Identity::of(&out.step("look at", &action.path)?);
     Ok((out != *old).then_some(ConflictReason::ChangedSince))

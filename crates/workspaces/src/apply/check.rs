@@ -141,7 +141,11 @@ fn takes_a_directory(change: &Change) -> bool {
 }
 
 /// Whether another tree has at a path something other than what the workspace began with.
-fn check_replaced(trees: &Trees<'_>, change: &Change, now: &Stat) -> Outcome<Option<ConflictReason>> {
+fn check_replaced(
+    trees: &Trees<'_>,
+    change: &Change,
+    now: &Stat,
+) -> Outcome<Option<ConflictReason>> {
     if !change.was(NodeKind::of(now)) {
         return Ok(Some(ConflictReason::NotTheBase));
     }

@@ -136,8 +136,10 @@ fn body(text: &mut String, change: &Change, old: Side, new: Side) {
         (Side::Text(old), Side::Text(new)) => (old, new),
     };
     let mut config = TextDiff::configure();
-    let compared =
-        config.algorithm(Algorithm::Myers).timeout(FILE_DIFF_TIMEOUT).diff_lines(&old[..], &new[..]);
+    let compared = config
+        .algorithm(Algorithm::Myers)
+        .timeout(FILE_DIFF_TIMEOUT)
+        .diff_lines(&old[..], &new[..]);
     let unified = compared.unified_diff().header(&old_name, &new_name).to_string();
     text.push_str(&unified);
 }

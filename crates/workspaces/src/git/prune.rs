@@ -96,7 +96,8 @@ fn is_checkout(name: &str) -> bool {
 
 /// How long ago. What cannot be told was just now.
 fn asked_for(checkout: &Path) -> Duration {
-    let noted = used_stamp_path(checkout).symlink_metadata().or_else(|_| checkout.symlink_metadata());
+    let noted =
+        used_stamp_path(checkout).symlink_metadata().or_else(|_| checkout.symlink_metadata());
     let modified = noted.and_then(|noted| noted.modified()).ok();
     modified.and_then(|at| at.elapsed().ok()).unwrap_or_default()
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::{GitFault, GIT_TIMEOUT, Source};
+use super::{GIT_TIMEOUT, GitFault, Source};
 use crate::diff::printable;
 
 /// Output of git up to which it is kept.
@@ -124,7 +124,11 @@ impl<'a> Run<'a> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.process_group(0).spawn().map_err(|error| {
             let absent = error.kind() == std::io::ErrorKind::NotFound;
-            if absent { GitFault::NotInstalled } else { git_failure(step, source, &error.to_string()) }
+            if absent {
+                GitFault::NotInstalled
+            } else {
+                git_failure(step, source, &error.to_string())
+            }
         })?;
         let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
         let in_time = wait(&child, limit);

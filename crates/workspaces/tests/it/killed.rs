@@ -71,7 +71,10 @@ fn after(base: &Path) -> Picture {
 /// Not a test of its own: what the others start and kill.
 #[test]
 fn victim() {
-    let (Ok(state), Ok(id)) = (std::env::var(STATE_DIR_VAR), std::env::var(WORKSPACE_ID_VAR)) else { return };
+    let (Ok(state), Ok(id)) = (std::env::var(STATE_DIR_VAR), std::env::var(WORKSPACE_ID_VAR))
+    else {
+        return;
+    };
     println!("opening");
     let workspaces = common::open(Path::new(&state));
     println!("begun");

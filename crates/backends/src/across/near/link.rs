@@ -389,7 +389,9 @@ fn end_execution(controls: &mut HashMap<u32, Slot>, execution: u32) {
 }
 
 async fn write(mut waiting: mpsc::Receiver<Item>, mut input: impl AsyncWrite + Unpin) {
-    let Some(go_on) = request_frame(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else { return };
+    let Some(go_on) = request_frame(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else {
+        return;
+    };
     while let Some(item) = waiting.recv().await {
         let (bytes, until) = match item {
             Item::Frame(bytes) => (bytes, None),

@@ -200,7 +200,9 @@ impl Count {
             return Err(TreeError::TooLarge(format!("{MAX_TREE_ENTRIES} files")));
         }
         if self.paths > MAX_TOTAL_PATH_BYTES {
-            return Err(TreeError::TooLarge(format!("{MAX_TOTAL_PATH_BYTES} bytes in the paths of its files")));
+            return Err(TreeError::TooLarge(format!(
+                "{MAX_TOTAL_PATH_BYTES} bytes in the paths of its files"
+            )));
         }
         Ok(())
     }

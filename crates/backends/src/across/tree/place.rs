@@ -18,7 +18,7 @@ use tar::{Entry, EntryType};
 use super::holes::SPARSE_ENTRY_TYPE;
 use super::pack::{REMOVED_ENTRY_TYPE, path};
 use super::stamp::{Kind, PERMISSION_BITS, Stamp};
-use super::{MAX_CONFLICTS, Conflict, Count, Tree, TreeError, beneath, draft, shown};
+use super::{Conflict, Count, MAX_CONFLICTS, Tree, TreeError, beneath, draft, shown};
 
 /// Who but the owner may write.
 const OTHER_WRITERS: u32 = 0o022;
@@ -126,7 +126,8 @@ impl<'a> Placing<'a> {
         let (name, link) = (self.name.take(), self.link.take());
         let name = name.unwrap_or_else(|| entry.header().path_bytes().into_owned());
         let path = plain(path(name))?;
-        let count = if kind.as_byte() == REMOVED_ENTRY_TYPE { &mut self.gone } else { &mut self.fresh };
+        let count =
+            if kind.as_byte() == REMOVED_ENTRY_TYPE { &mut self.gone } else { &mut self.fresh };
         count.add(&path)?;
         let number = self.next;
         self.next += 1;

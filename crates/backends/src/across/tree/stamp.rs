@@ -45,7 +45,8 @@ impl Stamp {
             changed: if side == Side::Far { changed } else { (0, 0) },
         };
         // A link has no permissions of its own.
-        let mode = if kind == Kind::Symlink { PERMISSION_BITS } else { stat.st_mode & PERMISSION_BITS };
+        let mode =
+            if kind == Kind::Symlink { PERMISSION_BITS } else { stat.st_mode & PERMISSION_BITS };
         Some(Self { kind, mode, details: (kind != Kind::Directory).then_some(details) })
     }
 

@@ -41,7 +41,8 @@ impl Base {
         let parent = |controller| parent(house, mounts, controller);
         let base = Self {
             own_processes: house.own_processes,
-            memory: parent("memory").filter(|parent| swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE))),
+            memory: parent("memory")
+                .filter(|parent| swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE))),
             pids: parent("pids"),
             cpu: parent("cpu"),
             cpuacct: parent("cpuacct"),

@@ -52,7 +52,10 @@ impl Base {
     fn at(house: House, place: &Path) -> io::Result<Self> {
         let parent = place.join(house.parent);
         let available = fs::read_to_string(place.join("cgroup.controllers"))?;
-        if !LIMIT_CONTROLLERS.iter().any(|wanted| available.split_whitespace().any(|name| name == *wanted)) {
+        if !LIMIT_CONTROLLERS
+            .iter()
+            .any(|wanted| available.split_whitespace().any(|name| name == *wanted))
+        {
             return Err(io::Error::other(format!(
                 "no controller is available in {}",
                 place.display()

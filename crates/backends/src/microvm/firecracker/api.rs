@@ -96,7 +96,8 @@ async fn exchange(
     let answered = async move {
         let answer = sender.send_request(request).await.map_err(Fault::Broken)?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await.map_err(body_fault)?;
+        let body =
+            Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await.map_err(body_fault)?;
         check_status(status, &body.to_bytes())
     };
     // What ends the connection early ends the answer too, and says why.

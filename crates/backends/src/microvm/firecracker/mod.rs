@@ -195,7 +195,8 @@ impl Firecracker {
             let name = disk_name(number);
             put(format!("/drives/{name}"), drive(&name, disk.read_only)).await?;
         }
-        put("/vsock".into(), json!({ "guest_cid": GUEST_CID, "uds_path": vm::VSOCK_SOCKET })).await?;
+        put("/vsock".into(), json!({ "guest_cid": GUEST_CID, "uds_path": vm::VSOCK_SOCKET }))
+            .await?;
         put("/actions".into(), json!({ "action_type": "InstanceStart" })).await
     }
 
@@ -266,7 +267,8 @@ impl Driver for Firecracker {
         check_cpu_count(machine)?;
         let place = self.place(id, dir)?;
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
-        let files = vec![Shown::new(kernel, KERNEL_FILE), Shown::new(&machine.initramfs, INITRAMFS_FILE)];
+        let files =
+            vec![Shown::new(kernel, KERNEL_FILE), Shown::new(&machine.initramfs, INITRAMFS_FILE)];
         let process = self.start(&place, machine, files).await?;
         let configured = self.configure(&process, machine).await;
         let process = process.or_end(configured).await?;
@@ -281,8 +283,10 @@ impl Driver for Firecracker {
         dir: &Path,
     ) -> Result<Box<dyn Vm>> {
         let place = self.place(id, dir)?;
-        let files =
-            vec![Shown::prepared(&saved.state, STATE_FILE), Shown::prepared(&saved.memory, MEMORY_FILE)];
+        let files = vec![
+            Shown::prepared(&saved.state, STATE_FILE),
+            Shown::prepared(&saved.memory, MEMORY_FILE),
+        ];
         // Held open: what was written since is relative to it, whoever removes its name.
         let base =
             fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;

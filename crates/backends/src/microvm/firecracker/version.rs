@@ -37,7 +37,8 @@ impl Version {
         if self >= MIN_VERSION {
             return Ok(());
         }
-        let told = format!("this is Firecracker {self}, and {MIN_VERSION} is the oldest that will do");
+        let told =
+            format!("this is Firecracker {self}, and {MIN_VERSION} is the oldest that will do");
         Err(failed(ErrorCode::Unavailable, "detect", told).remedy("install a newer Firecracker"))
     }
 

@@ -26,7 +26,8 @@ use crate::microvm::driver::{Saved, Vm};
 pub(super) const VSOCK_SOCKET: &str = "vsock";
 
 /// Retry intervals of a connection to the guest: the first, and the longest.
-const CONNECT_RETRY_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+const CONNECT_RETRY_INTERVALS: (Duration, Duration) =
+    (Duration::from_millis(1), Duration::from_millis(20));
 /// Size limit of the reply to a greeting: `OK`, a number, the end of the line.
 const MAX_GREETING_BYTES: usize = 16;
 /// Memory written per second, if nothing else is; request timeouts are computed from it.

@@ -32,7 +32,8 @@ pub(super) async fn start(
         mounts.push(shown(&real(file)?, &inside(name), *access != Access::Write)?);
     }
     // The largest file that it writes to is a disk, or the memory of a machine that is saved.
-    let disk = machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE_DISK_BYTES);
+    let disk =
+        machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE_DISK_BYTES);
     let spec = SandboxSpec {
         workspace: Workspace::Local(host_path(place.root())?),
         mounts,

@@ -17,7 +17,8 @@ impl Step {
 }
 
 /// The bytes that `cmpxchg16b` swaps in, low half first.
-const SWAPPED_BYTES: [u8; 16] = [0xad, 0xde, 0xef, 0xbe, 0, 0, 0, 0, 0x0d, 0xf0, 0xce, 0xfa, 0, 0, 0, 0];
+const SWAPPED_BYTES: [u8; 16] =
+    [0xad, 0xde, 0xef, 0xbe, 0, 0, 0, 0, 0x0d, 0xf0, 0xce, 0xfa, 0, 0, 0, 0];
 const SWAP_STEP: &str = "lock cmpxchg16b";
 
 pub(super) const LINUX_STEPS: &[Step] = &[
@@ -93,9 +94,18 @@ impl Layout {
             let at = Self::PAGE_TABLES_ADDRESS + level * PAGE_BYTES;
             put(at, &((at + PAGE_BYTES) as u64 | PRESENT_WRITABLE_FLAGS).to_le_bytes());
         }
-        put(Self::PAGE_TABLES_ADDRESS + 2 * PAGE_BYTES, &(PRESENT_WRITABLE_FLAGS | LARGE_PAGE_FLAG).to_le_bytes());
-        put(Self::GDT_ADDRESS + usize::from(CODE_SELECTOR), &0x00af_9b00_0000_ffff_u64.to_le_bytes());
-        put(Self::GDT_ADDRESS + usize::from(DATA_SELECTOR), &0x00cf_9300_0000_ffff_u64.to_le_bytes());
+        put(
+            Self::PAGE_TABLES_ADDRESS + 2 * PAGE_BYTES,
+            &(PRESENT_WRITABLE_FLAGS | LARGE_PAGE_FLAG).to_le_bytes(),
+        );
+        put(
+            Self::GDT_ADDRESS + usize::from(CODE_SELECTOR),
+            &0x00af_9b00_0000_ffff_u64.to_le_bytes(),
+        );
+        put(
+            Self::GDT_ADDRESS + usize::from(DATA_SELECTOR),
+            &0x00cf_9300_0000_ffff_u64.to_le_bytes(),
+        );
         put(Self::IDT_ADDRESS + 3 * 16, &encode_interrupt_gate(Self::IRETQ_ADDRESS).to_le_bytes());
         put(Self::IRETQ_ADDRESS, &[0x48, 0xcf]);
         put(Self::CODE_ADDRESS, &self.code());

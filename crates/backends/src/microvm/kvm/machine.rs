@@ -59,7 +59,9 @@ pub(super) fn run(device: &Device, steps: &'static [Step]) -> Run {
         Some(step) => format!("{what} at `{step}`"),
         None => format!("{what} before the first instruction"),
     })?;
-    layout.check(memory.read(Layout::DATA_ADDRESS)).map_err(|step| format!("`{step}` has no effect"))
+    layout
+        .check(memory.read(Layout::DATA_ADDRESS))
+        .map_err(|step| format!("`{step}` has no effect"))
 }
 
 fn prepare(

@@ -158,7 +158,8 @@ impl Driver for Qemu {
         let ask = || async {
             let mut asked = tokio::process::Command::new(QEMU_PROGRAM);
             asked.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
-            let said = timeout(VERSION_TIMEOUT, asked.output()).await.map_err(io::Error::from)??;
+            let said =
+                timeout(VERSION_TIMEOUT, asked.output()).await.map_err(io::Error::from)??;
             let said = String::from_utf8_lossy(&said.stdout);
             let said = said.lines().next().unwrap_or_default().escape_debug().to_string();
             Ok(format!("{said}, {:?}", self.power))
@@ -171,7 +172,8 @@ impl Driver for Qemu {
 
     async fn boot(&self, id: &SandboxId, machine: &Machine, _dir: &Path) -> Result<Box<dyn Vm>> {
         let memory = Ram::Shared(Arc::new(memory::sized(machine.memory).map_err(no_memory)?));
-        let vm = self.start(id, machine, memory, |order| add_kernel_arguments(order, machine)).await?;
+        let vm =
+            self.start(id, machine, memory, |order| add_kernel_arguments(order, machine)).await?;
         Ok(Box::new(vm))
     }
 

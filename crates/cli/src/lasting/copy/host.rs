@@ -121,5 +121,6 @@ pub fn failed(what: &'static str, path: &str, error: io::Error) -> Error {
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => ErrorCode::Denied,
         Some(_) | None => ErrorCode::System,
     };
-    Error::new(code, CP_OPERATION, format!("`{}` cannot be {what}", path.escape_debug())).source(error)
+    Error::new(code, CP_OPERATION, format!("`{}` cannot be {what}", path.escape_debug()))
+        .source(error)
 }

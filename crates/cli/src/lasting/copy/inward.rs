@@ -10,7 +10,10 @@ use std::rc::Rc;
 use stockade_core::{EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP_OPERATION, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, Summary, host, join, name_of, stays_inside};
+use super::{
+    CP_OPERATION, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, Summary, host, join, name_of,
+    stays_inside,
+};
 use crate::lasting::message::CHUNK_BYTES;
 
 /// Something that is still to be copied.
@@ -151,6 +154,7 @@ impl Job<'_> {
 fn text(name: &std::ffi::OsStr) -> Result<String> {
     name.to_str().map(str::to_owned).ok_or_else(|| {
         let message = format!("`{}` is not valid UTF-8", name.to_string_lossy());
-        Error::new(ErrorCode::Invalid, CP_OPERATION, message).remedy("rename it, or copy an archive")
+        Error::new(ErrorCode::Invalid, CP_OPERATION, message)
+            .remedy("rename it, or copy an archive")
     })
 }

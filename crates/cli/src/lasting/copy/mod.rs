@@ -66,7 +66,8 @@ impl Summary {
             return Ok(());
         }
         let message = format!("there are more than {MOST_ENTRIES} files and directories");
-        Err(Error::new(ErrorCode::TooLarge, CP_OPERATION, message).remedy("copy a part, or an archive"))
+        Err(Error::new(ErrorCode::TooLarge, CP_OPERATION, message)
+            .remedy("copy a part, or an archive"))
     }
 }
 

@@ -11,7 +11,10 @@ use std::rc::Rc;
 use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
 
 use super::guest::Guest;
-use super::{CP_OPERATION, ESCAPING_LINK_SKIPPED, Programs, SPECIAL_FILE_SKIPPED, Summary, host, join, name_of, stays_inside};
+use super::{
+    CP_OPERATION, ESCAPING_LINK_SKIPPED, Programs, SPECIAL_FILE_SKIPPED, Summary, host, join,
+    name_of, stays_inside,
+};
 use crate::lasting::message::CHUNK_BYTES;
 
 /// Something that is still to be copied.
@@ -95,7 +98,9 @@ impl Job<'_> {
     async fn step(&mut self, due: Due) -> Result<()> {
         let failed = |error| host::failed("written", &due.name, error);
         match due.entry.kind {
-            EntryKind::Symlink | EntryKind::Other => self.summary.skip(&due.source, SPECIAL_FILE_SKIPPED),
+            EntryKind::Symlink | EntryKind::Other => {
+                self.summary.skip(&due.source, SPECIAL_FILE_SKIPPED)
+            }
             EntryKind::Directory => {
                 let dir = host::make_dir(&due.dir, OsStr::new(&due.name)).map_err(failed)?;
                 self.summary.directories += 1;

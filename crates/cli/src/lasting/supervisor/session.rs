@@ -14,7 +14,7 @@ use super::host::Host;
 use super::{attach, files, replay, states};
 use crate::lasting::fault::WireError;
 use crate::lasting::frame::{self, FrameError};
-use crate::lasting::message::{Reply, Request, PROTOCOL_VERSION};
+use crate::lasting::message::{PROTOCOL_VERSION, Reply, Request};
 use crate::lasting::peer::{self, Stranger};
 
 /// Timeout for the first request of a connection.

@@ -11,7 +11,7 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace}
 use stockade_engine::{Locked, Passing, Sharing, StateDir};
 
 use super::words::{Answer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole};
-use super::{ARRIVE_COMMAND, ORIGIN_LABEL, MAX_SNAPSHOT_BYTES};
+use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
 use crate::config::Settings;
 use crate::interrupts::Interrupts;
 use crate::lasting::end::end;
@@ -98,8 +98,9 @@ fn import(settings: &Settings) -> Result<Passing> {
     let mut whole = Whole::of(io::stdin().lock());
     let came = store.import_passing(&mut whole, MAX_SNAPSHOT_BYTES)?;
     // What ends it is left to read.
-    io::copy(&mut whole, &mut io::sink())
-        .map_err(|error| Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, "it breaks off").source(error))?;
+    io::copy(&mut whole, &mut io::sink()).map_err(|error| {
+        Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, "it breaks off").source(error)
+    })?;
     Ok(came)
 }
 
@@ -170,8 +171,9 @@ async fn end_others(
 }
 
 fn send_answer(answer: &Answer) -> Result<()> {
-    let mut line = serde_json::to_vec(answer)
-        .map_err(|error| Error::new(ErrorCode::System, ARRIVE_COMMAND, "the answer").source(error))?;
+    let mut line = serde_json::to_vec(answer).map_err(|error| {
+        Error::new(ErrorCode::System, ARRIVE_COMMAND, "the answer").source(error)
+    })?;
     line.push(b'\n');
     say(&line)
 }

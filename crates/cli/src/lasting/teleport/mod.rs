@@ -77,7 +77,10 @@ struct Sent {
 pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = Place::open(&settings)?;
-    let args = &TeleportArgs { sandbox: place.resolve(&args.sandbox, TELEPORT_OPERATION)?, ..args.clone() };
+    let args = &TeleportArgs {
+        sandbox: place.resolve(&args.sandbox, TELEPORT_OPERATION)?,
+        ..args.clone()
+    };
     let host = host(&settings, &args.to)?;
     // While this is open it counts as used, however long the way is.
     let mut in_use = place.reach(&args.sandbox, TELEPORT_OPERATION).await?;
@@ -179,7 +182,8 @@ async fn send(
     printer: &Printer,
 ) -> Result<Sent> {
     let program = args.program.as_deref().or(settings.program_elsewhere());
-    let party = Party { program, verb: ARRIVE_COMMAND, version: TELEPORT_VERSION, hello: HELLO_LINE };
+    let party =
+        Party { program, verb: ARRIVE_COMMAND, version: TELEPORT_VERSION, hello: HELLO_LINE };
     // Before anything is captured: a host that cannot be reached costs nothing.
     let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
     let mut errand = reaching.await?;
@@ -262,7 +266,8 @@ fn went_away(error: io::Error) -> Error {
 async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Option<Answer>> {
     let Some(line) = errand.line(patience).await? else { return Ok(None) };
     serde_json::from_str(&line).map(Some).map_err(|error| {
-        Error::new(ErrorCode::Protocol, TELEPORT_OPERATION, "the answer cannot be understood").source(error)
+        Error::new(ErrorCode::Protocol, TELEPORT_OPERATION, "the answer cannot be understood")
+            .source(error)
     })
 }
 

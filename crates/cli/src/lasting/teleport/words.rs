@@ -155,7 +155,9 @@ mod tests {
 
     #[test]
     fn what_is_sent_in_pieces_arrives_whole_and_what_follows_is_left_alone() {
-        for length in [0, 1, MAX_CHUNK_BYTES - 1, MAX_CHUNK_BYTES, MAX_CHUNK_BYTES + 1, 3 * MAX_CHUNK_BYTES] {
+        for length in
+            [0, 1, MAX_CHUNK_BYTES - 1, MAX_CHUNK_BYTES, MAX_CHUNK_BYTES + 1, 3 * MAX_CHUNK_BYTES]
+        {
             let data: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
             let sent = [&in_pieces(&data), KEEP_LINE.as_bytes()].concat();
             let mut rest = &sent[..];

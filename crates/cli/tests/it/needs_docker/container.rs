@@ -29,7 +29,8 @@ fn in_a_plain_container_something_runs_and_the_remedy_is_the_containers() {
     let program = format!("{STOCKADE_PROGRAM}:/opt/stockade:ro");
     let run = |more: &[&str], args: &[&str]| {
         let shown = ["-v", "/usr:/usr:ro", "-v", &program, "-w", "/srv", "-e", "HOME=/tmp"];
-        let all = [&["run", "--rm"], &shown[..], more, &[TEST_IMAGE, "/opt/stockade"], args].concat();
+        let all =
+            [&["run", "--rm"], &shown[..], more, &[TEST_IMAGE, "/opt/stockade"], args].concat();
         let output = engine.client(&all).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))

@@ -115,7 +115,10 @@ fn writers_killed_at_any_instant_leave_a_clean_journal() {
     for round in 0..60u64 {
         let mut writers: Vec<Killed> = (0..2)
             .map(|_| {
-                spawn(role("journal::processes::role_write", place.path()).env(RECORD_COUNT_VAR, "1000000"))
+                spawn(
+                    role("journal::processes::role_write", place.path())
+                        .env(RECORD_COUNT_VAR, "1000000"),
+                )
             })
             .collect();
         writers.iter_mut().for_each(Killed::is_at_work);
@@ -134,7 +137,8 @@ fn writers_killed_at_any_instant_leave_a_clean_journal() {
 fn verification_while_others_write_is_clean() {
     let place = place();
     let journal = journal_at(place.path(), 20_000);
-    let mut writer = spawn(role("journal::processes::role_write", place.path()).env(RECORD_COUNT_VAR, "2000"));
+    let mut writer =
+        spawn(role("journal::processes::role_write", place.path()).env(RECORD_COUNT_VAR, "2000"));
     writer.is_at_work();
     let counts: Vec<u64> = (0..5).map(|_| clean_count(&journal)).collect();
     assert!(counts.is_sorted(), "{counts:?}");

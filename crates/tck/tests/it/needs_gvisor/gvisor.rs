@@ -17,8 +17,8 @@ use stockade_core::{
 };
 use stockade_engine::{Engine, EngineConfig};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report, Status, hostile,
-    probe_bytes, run,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report, Status,
+    hostile, probe_bytes, run,
 };
 
 fn subject() -> OnHost {

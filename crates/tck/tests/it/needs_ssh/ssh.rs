@@ -62,7 +62,10 @@ fn becoming_ordinary(home: &std::path::Path) -> Command {
     std::os::unix::fs::chown(home, Some(UNPRIVILEGED_ID), Some(UNPRIVILEGED_ID)).unwrap();
     let users = home.join("passwd");
     let known = std::fs::read_to_string("/etc/passwd").unwrap();
-    let line = format!("stockade-test:x:{UNPRIVILEGED_ID}:{UNPRIVILEGED_ID}::{}:/bin/sh\n", home.display());
+    let line = format!(
+        "stockade-test:x:{UNPRIVILEGED_ID}:{UNPRIVILEGED_ID}::{}:/bin/sh\n",
+        home.display()
+    );
     std::fs::write(&users, known + &line).unwrap();
     let script = "mount --bind \"$0\" /etc/passwd && exec \"$@\"";
     let mut command = Command::new("unshare");

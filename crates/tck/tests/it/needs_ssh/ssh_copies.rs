@@ -142,12 +142,20 @@ async fn what_takes_no_room_there_takes_none_here_and_what_takes_too_much_does_n
     let ran = bench.engine.exec(&id, Command::shell(command)).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::Exited(0));
     assert_eq!(fs::metadata(bench.workspace().join("sparse.30")).unwrap().len(), 8 << 20);
-    assert!(allocated_bytes(&bench.workspace()) < 1 << 20, "{} bytes", allocated_bytes(&bench.workspace()));
+    assert!(
+        allocated_bytes(&bench.workspace()) < 1 << 20,
+        "{} bytes",
+        allocated_bytes(&bench.workspace())
+    );
     let command =
         "for n in $(seq 20); do dd if=/dev/zero of=large.$n bs=1M count=3; sleep 0.3; done";
     let ran = bench.engine.exec(&id, Command::shell(command)).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::LimitExceeded(LimitKind::Disk));
-    assert!(allocated_bytes(&bench.workspace()) < 9 << 20, "{} bytes", allocated_bytes(&bench.workspace()));
+    assert!(
+        allocated_bytes(&bench.workspace()) < 9 << 20,
+        "{} bytes",
+        allocated_bytes(&bench.workspace())
+    );
     let error = bench.engine.destroy(&id).await.expect_err("not all of it is here");
     assert!(error.to_string().contains("may grow by"), "{error}");
     bench.engine.destroy(&id).await.unwrap();

@@ -88,7 +88,10 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
             if found.is_empty() {
                 break;
             }
-            assert!(killed.elapsed() < CLEANUP_TIMEOUT, "round {round}, after {CLEANUP_TIMEOUT:?}: {found:?}");
+            assert!(
+                killed.elapsed() < CLEANUP_TIMEOUT,
+                "round {round}, after {CLEANUP_TIMEOUT:?}: {found:?}"
+            );
             sleep(Duration::from_millis(20));
         }
         slowest = slowest.max(killed.elapsed());

@@ -16,7 +16,8 @@ use crate::sample;
 use stockade_core::{Backend, Command, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, Options, Report, Status, probe_bytes, run,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, Options, Report, Status,
+    probe_bytes, run,
 };
 
 fn judge(report: &Report, least: usize) {
@@ -66,7 +67,8 @@ async fn copies_of_a_machine_are_different_machines() {
     }
     let mut seen = std::collections::BTreeSet::new();
     for id in &ids {
-        let execution = engine.exec(id, Command::program(["sh", "-c", IDENTITY_SCRIPT])).await.unwrap();
+        let execution =
+            engine.exec(id, Command::program(["sh", "-c", IDENTITY_SCRIPT])).await.unwrap();
         let mut reader = execution.subscribe();
         let mut text = Vec::new();
         while let Some(OutputEvent::Output { data, .. }) = reader.next().await {

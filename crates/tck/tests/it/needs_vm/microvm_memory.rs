@@ -77,7 +77,9 @@ impl Place {
 
     /// Waits until it has come further.
     async fn counts_on(&self, id: &SandboxId, from: u64) -> u64 {
-        let waiting = format!("{READ_COUNT_SCRIPT}; while [ $n -le {from} ]; do sleep 0.2; {READ_COUNT_SCRIPT}; done");
+        let waiting = format!(
+            "{READ_COUNT_SCRIPT}; while [ $n -le {from} ]; do sleep 0.2; {READ_COUNT_SCRIPT}; done"
+        );
         let counted = tokio::time::timeout(OUTPUT_TIMEOUT, self.sh(id, &waiting)).await;
         counted.unwrap().lines().last().unwrap().parse().unwrap()
     }
@@ -107,7 +109,12 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     let mut seen = BTreeSet::new();
     for (number, copy) in copies.iter().enumerate() {
         let own = format!("echo 'known=own{number}' > /tmp/told; echo {number} > /tmp/own");
-        let told = place.sh(copy, &format!("{READ_COUNT_SCRIPT}\n{READ_KNOWN_SCRIPT}\n{own}\n{IDENTITY_SCRIPT}")).await;
+        let told = place
+            .sh(
+                copy,
+                &format!("{READ_COUNT_SCRIPT}\n{READ_KNOWN_SCRIPT}\n{own}\n{IDENTITY_SCRIPT}"),
+            )
+            .await;
         let mut lines = told.lines().map(str::to_owned);
         let count: u64 = lines.next().unwrap().parse().unwrap();
         assert!(count >= before, "it began anew: {count}, and it was {before}");

@@ -8,7 +8,15 @@ const UNPRIVILEGED_ID: &str = "50123";
 /// A program that becomes such a user.
 fn becoming_nobody() -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", UNPRIVILEGED_ID, "--regid", UNPRIVILEGED_ID, "--clear-groups", "--no-new-privs", "--"]);
+    command.args([
+        "--reuid",
+        UNPRIVILEGED_ID,
+        "--regid",
+        UNPRIVILEGED_ID,
+        "--clear-groups",
+        "--no-new-privs",
+        "--",
+    ]);
     command.arg(std::env::current_exe().unwrap());
     command
 }

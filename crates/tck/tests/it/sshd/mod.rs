@@ -54,7 +54,10 @@ impl Sshd {
     }
 
     fn start_in(dir: tempfile::TempDir, disk: Option<&str>, env: &str) -> Self {
-        assert!(Path::new(SSHD_PROGRAM).exists(), "no {SSHD_PROGRAM} (remedy: install openssh-server)");
+        assert!(
+            Path::new(SSHD_PROGRAM).exists(),
+            "no {SSHD_PROGRAM} (remedy: install openssh-server)"
+        );
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         key(&dir.path().join("host_key"));
         key(&dir.path().join("user_key"));

@@ -17,7 +17,14 @@ pub fn repeat(module: &str, test: &str) {
         let owner: u32 = UNPRIVILEGED_ID.parse().unwrap();
         std::os::unix::fs::chown(home.path(), Some(owner), Some(owner)).unwrap();
         let mut command = Command::new("setpriv");
-        command.args(["--reuid", UNPRIVILEGED_ID, "--regid", UNPRIVILEGED_ID, "--clear-groups", "--no-new-privs"]);
+        command.args([
+            "--reuid",
+            UNPRIVILEGED_ID,
+            "--regid",
+            UNPRIVILEGED_ID,
+            "--clear-groups",
+            "--no-new-privs",
+        ]);
         command.arg("--").arg(exe);
         command
     } else {

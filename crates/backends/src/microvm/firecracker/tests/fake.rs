@@ -263,7 +263,10 @@ impl Fake {
         };
         let asked = line(&mut stream);
         if asked != "CONNECT 1024\n" {
-            return append_line(VIOLATIONS_LOG, &format!("{asked:?} is not what the guest listens for"));
+            return append_line(
+                VIOLATIONS_LOG,
+                &format!("{asked:?} is not what the guest listens for"),
+            );
         }
         append_line("connected", &number.to_string());
         self.wait_while_withheld();
@@ -443,7 +446,9 @@ fn request(reader: &mut BufReader<UnixStream>) -> Option<(String, String, Value)
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().unwrap(),
             "content-type" => kind = value.trim().to_owned(),
-            "transfer-encoding" | "expect" => append_line(VIOLATIONS_LOG, &format!("Firecracker reads no {name}")),
+            "transfer-encoding" | "expect" => {
+                append_line(VIOLATIONS_LOG, &format!("Firecracker reads no {name}"))
+            }
             _ => {}
         }
     }

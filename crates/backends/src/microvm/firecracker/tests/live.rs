@@ -44,8 +44,11 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
         dir.path().join(name)
     };
     let initramfs = dir.path().join("initramfs");
-    fs::write(&initramfs, Initramfs::default().file("init", &fs::read(INIT_PROGRAM).unwrap()).finish())
-        .unwrap();
+    fs::write(
+        &initramfs,
+        Initramfs::default().file("init", &fs::read(INIT_PROGRAM).unwrap()).finish(),
+    )
+    .unwrap();
     let machine = Machine {
         kernel: settings.kernel.clone().unwrap(),
         initramfs,

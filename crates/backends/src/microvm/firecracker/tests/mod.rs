@@ -896,13 +896,17 @@ async fn the_process_sees_nothing_of_the_host_but_what_its_machine_needs() {
     let (dir, room) = (rig.room("a"), rig.room("a/room"));
     let (marker, own) = (rig.path("marker"), std::env::current_exe().unwrap());
     let (marker, own) = (marker.to_str().unwrap(), own.to_str().unwrap());
-    fs::write(room.join(fake::PROBE_PATHS_FILE), [marker, "../marker", own, "/etc/shadow"].join("\n"))
-        .unwrap();
+    fs::write(
+        room.join(fake::PROBE_PATHS_FILE),
+        [marker, "../marker", own, "/etc/shadow"].join("\n"),
+    )
+    .unwrap();
     let driver = rig.open().await.unwrap();
     let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     // Nor does anybody else see what it leaves.
     assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o077, 0);
-    let seen: Value = serde_json::from_slice(&fs::read(room.join(fake::PROBE_RESULT_FILE)).unwrap()).unwrap();
+    let seen: Value =
+        serde_json::from_slice(&fs::read(room.join(fake::PROBE_RESULT_FILE)).unwrap()).unwrap();
     assert_eq!(seen["files"], serde_json::json!([false, false, false, false]));
     assert_eq!(seen["interfaces"], serde_json::json!(["lo"]));
     assert_eq!(seen["written"], serde_json::json!(["disk1", fake::REQUESTS_LOG]));
@@ -953,7 +957,8 @@ async fn what_a_process_puts_in_the_place_of_a_snapshot_is_not_followed() {
     fs::write(rig.path("precious"), "of the host").unwrap();
     fs::set_permissions(rig.path("precious"), fs::Permissions::from_mode(0o644)).unwrap();
     let (dir, room) = (rig.room("a"), rig.room("a/room"));
-    fs::write(room.join(fake::SYMLINK_TARGET_FILE), rig.path("precious").to_str().unwrap()).unwrap();
+    fs::write(room.join(fake::SYMLINK_TARGET_FILE), rig.path("precious").to_str().unwrap())
+        .unwrap();
     let driver = rig.open().await.unwrap();
     let vm = driver.boot(&rig.id("a"), &rig.machine(), &dir).await.unwrap();
     let saved = rig.room("saved");

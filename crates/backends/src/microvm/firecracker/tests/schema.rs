@@ -71,7 +71,10 @@ const TOKEN_BUCKET_FIELDS: &[Field] = &[
     must("refill_time", Kind::Number(0, ANY_NUMBER)),
     must("size", Kind::Number(0, ANY_NUMBER)),
 ];
-const RATE_LIMITER_FIELDS: &[Field] = &[may("bandwidth", Kind::Object(TOKEN_BUCKET_FIELDS)), may("ops", Kind::Object(TOKEN_BUCKET_FIELDS))];
+const RATE_LIMITER_FIELDS: &[Field] = &[
+    may("bandwidth", Kind::Object(TOKEN_BUCKET_FIELDS)),
+    may("ops", Kind::Object(TOKEN_BUCKET_FIELDS)),
+];
 const REGISTER_MODIFIER_FIELDS: &[Field] =
     &[must("register", Kind::OneOf(&["eax", "ebx", "ecx", "edx"])), must("bitmap", Kind::Text)];
 const CPUID_MODIFIER_FIELDS: &[Field] = &[
@@ -138,7 +141,8 @@ const SNAPSHOT_CREATE_FIELDS: &[Field] = &[
 ];
 const MEMORY_BACKEND_FIELDS: &[Field] =
     &[must("backend_type", Kind::OneOf(&["File", "Uffd"])), must("backend_path", Kind::Text)];
-const NETWORK_OVERRIDE_FIELDS: &[Field] = &[must("iface_id", Kind::Text), must("host_dev_name", Kind::Text)];
+const NETWORK_OVERRIDE_FIELDS: &[Field] =
+    &[must("iface_id", Kind::Text), must("host_dev_name", Kind::Text)];
 const SNAPSHOT_LOAD_FIELDS: &[Field] = &[
     must("snapshot_path", Kind::Text),
     may("enable_diff_snapshots", Kind::Flag),
@@ -169,7 +173,12 @@ const API_OPERATIONS: &[Operation] = &[
     operation("PUT", "/boot-source", When::Before, BOOT_SOURCE_FIELDS),
     operation("PUT", "/drives/{id}", When::Before, DRIVE_FIELDS),
     operation("PATCH", "/drives/{id}", When::After, DRIVE_PATCH_FIELDS),
-    operation("PUT", "/entropy", When::Before, &[may("rate_limiter", Kind::Object(RATE_LIMITER_FIELDS))]),
+    operation(
+        "PUT",
+        "/entropy",
+        When::Before,
+        &[may("rate_limiter", Kind::Object(RATE_LIMITER_FIELDS))],
+    ),
     operation("PUT", "/vsock", When::Before, VSOCK_FIELDS),
     operation("PUT", "/actions", When::Always, ACTION_FIELDS),
     operation("PATCH", "/vm", When::After, VM_STATE_FIELDS),
@@ -184,7 +193,8 @@ pub(super) fn check(
     body: &Value,
     version: (u32, u32),
 ) -> Result<&'static Operation, String> {
-    let found = API_OPERATIONS.iter().find(|operation| operation.method == method && operation.is(path));
+    let found =
+        API_OPERATIONS.iter().find(|operation| operation.method == method && operation.is(path));
     let operation = found.ok_or_else(|| format!("there is no {method} {path}"))?;
     match body {
         Value::Null if operation.method == "GET" => {}
