@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::bridge::Bridge;
 use super::files::Synced;
 use super::link::Link;
-use super::{Connection, DEADLINE, lock};
+use super::{Connection, HANDSHAKE_TIMEOUT, lock};
 use crate::across::guest::Identity;
 use crate::across::words::{Ask, How, Tell};
 use crate::linux::archives::Archives;
@@ -208,7 +208,7 @@ impl FarSandbox {
         let own = used.of == self.id;
         link.inherit(before.link(), |execution| own && execution < used.executions);
         let (reader, writer) = tokio::io::split(pipe);
-        self.client.go_back(reader, writer, DEADLINE, (used.channels, own)).await?;
+        self.client.go_back(reader, writer, HANDSHAKE_TIMEOUT, (used.channels, own)).await?;
         self.last.fetch_max(used.executions, Ordering::Relaxed);
         self.bridge.replace(before, link).await
     }

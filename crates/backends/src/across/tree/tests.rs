@@ -9,7 +9,7 @@ use std::path::Path;
 use tar::{EntryType, Header};
 use tempfile::TempDir;
 
-use super::{Conflict, PATHS, Side, Tree, TreeError};
+use super::{Conflict, MAX_TOTAL_PATH_BYTES, Side, Tree, TreeError};
 
 const MIB_BYTES: u64 = 1 << 20;
 
@@ -220,10 +220,10 @@ fn an_archive_without_an_end_is_not_read_for_ever() {
 fn paths_that_take_too_much_memory_are_refused_on_both_ends() {
     let mut count = super::Count::default();
     let long = "x".repeat(4000);
-    let added = (0..PATHS / 4000 + 1).try_for_each(|_| count.add(Path::new(&long)));
+    let added = (0..MAX_TOTAL_PATH_BYTES / 4000 + 1).try_for_each(|_| count.add(Path::new(&long)));
     assert!(matches!(added, Err(TreeError::TooLarge(_))));
     let mut count = super::Count::default();
-    let added = (0..=super::ENTRIES).try_for_each(|_| count.add(Path::new("x")));
+    let added = (0..=super::MAX_TREE_ENTRIES).try_for_each(|_| count.add(Path::new("x")));
     assert!(matches!(added, Err(TreeError::TooLarge(_))));
 }
 
